@@ -1,0 +1,171 @@
+"""DraftTree, Selection and Verdict: the one currency for proposals and their outcome.
+
+Letters: B rows, N nodes per tree (root included), A = maximum depth + 1, T selected nodes,
+W = ceil(N / 64) words of ancestor bits.
+
+A chain is a thin tree; plain autoregressive decoding is a tree of one node. Node 0 is the root: the
+row's `next_token`, already emitted, not yet in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_WORD = 64
+NEG_INF = float("-inf")
+
+
+def num_words(num_nodes: int) -> int:
+    """Words of 64 ancestor bits that `num_nodes` nodes need."""
+    return -(-num_nodes // _WORD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTree:
+    """One proposal for every row of a step. Frozen; padding nodes match nothing.
+
+    Parents precede children. Siblings may not be told apart by anything but their token; among
+    equal siblings the walk takes the lowest index.
+    """
+
+    token_ids: Tensor  # [B, N] int64; node 0 is the root
+    parents: Tensor  # [B, N] int64; parent index < own index; -1 at the root and for padding
+    depths: Tensor  # [B, N] int64; position = lens + depth
+    mask: Tensor  # [B, N, W] int64 ancestor bits, itself included
+    scores: Tensor  # [B, N] float32 log survival estimate of the path; 0 at the root; -inf padding
+    sources: Tensor  # [B, N] int8: which drafter proposed the node (0: the root)
+    num_nodes: Tensor  # [B] int64 real nodes
+
+    def check(self) -> None:
+        """Assert every invariant of the class docstring; for tests."""
+        rows, width = self.token_ids.shape
+        for b in range(rows):
+            n = int(self.num_nodes[b])
+            assert 1 <= n <= width, "a tree has a root and at most N nodes"
+            assert int(self.parents[b, 0]) == -1, "node 0 is the root"
+            for i in range(width):
+                parent = int(self.parents[b, i])
+                if i >= n:
+                    assert float(self.scores[b, i]) == NEG_INF, "padding must score -inf"
+                    continue
+                if i > 0:
+                    assert 0 <= parent < i, "parents precede children"
+                    assert int(self.depths[b, i]) == int(self.depths[b, parent]) + 1, "depth"
+                    assert float(self.scores[b, i]) <= float(self.scores[b, parent]), "score"
+                bits = {i}
+                while parent >= 0:
+                    bits.add(parent)
+                    parent = int(self.parents[b, parent])
+                words = [0] * self.mask.shape[2]
+                for bit in bits:
+                    words[bit // _WORD] |= 1 << (bit % _WORD)
+                have = [int(w) % (1 << _WORD) for w in self.mask[b, i]]
+                assert have == words, "mask must be the ancestor bits"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which nodes are verified: closed under parents, rows in order, nodes in tree order.
+
+    Selected node t of row b has cache place `lens + (t - cu_q[b])` and position `lens + depth`.
+    """
+
+    node: Tensor  # [T] int64 flat index b * N + n
+    cu_q: Tensor  # [B+1] int64
+    mask: Tensor  # [T, W] int64: the tree's bits renumbered to the selected nodes of the row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the target said. Emitted by row b: the tokens of path[1:count], then next_token."""
+
+    path: Tensor  # [B, A] int64 accepted nodes as *selected indices within the row*, -1 padded
+    path_tokens: Tensor  # [B, A] int64 tokens of the path (root first), -1 padded
+    count: Tensor  # [B] int64 accepted nodes, root included; 0 for a row that is not live
+    next_token: Tensor  # [B] int64
+    alive: Tensor  # [B] bool: the row goes on after this step (no stop id, limit not reached)
+    logprobs: Tensor | None = None  # [B, A] float32 of each emitted token, unprocessed logits
+    top_ids: Tensor | None = None  # [B, A, K] int64
+    top_logprobs: Tensor | None = None  # [B, A, K] float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A host drafter's tree for one row, root excluded: plain lists.
+
+    `parents[i]` is the index of another proposed node below i, or -1 for a child of the root.
+    `scores[i]` is the log survival estimate of the path to node i, never above its parent's.
+    """
+
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] = ()
+    scores: Sequence[float] = ()
+    sources: Sequence[int] = ()
+
+
+EMPTY = Proposal()
+
+
+def root(next_tokens: Tensor) -> DraftTree:
+    """The tree of plain decoding: one node per row. `next_tokens` is [B]."""
+    rows = next_tokens.shape[0]
+    dev = next_tokens.device
+    zeros = torch.zeros(rows, 1, dtype=torch.int64, device=dev)
+    return DraftTree(
+        token_ids=next_tokens.to(torch.int64).view(rows, 1),
+        parents=zeros - 1,
+        depths=zeros,
+        mask=torch.ones(rows, 1, 1, dtype=torch.int64, device=dev),
+        scores=torch.zeros(rows, 1, dtype=torch.float32, device=dev),
+        sources=torch.zeros(rows, 1, dtype=torch.int8, device=dev),
+        num_nodes=torch.ones(rows, dtype=torch.int64, device=dev),
+    )
+
+
+def from_proposals(roots: Sequence[int], proposals: Sequence[Proposal]) -> DraftTree:
+    """Build a DraftTree on the CPU from host lists; N is the largest proposal's size + 1.
+
+    Args:
+        roots: the rows' next tokens.
+        proposals: one per row, in the same order.
+    """
+    width = 1 + max((len(p.tokens) for p in proposals), default=0)
+    words = num_words(width)
+    tokens, parents, depths, masks, scores, sources, counts = [], [], [], [], [], [], []
+    for root_token, prop in zip(roots, proposals, strict=True):
+        n = len(prop.tokens)
+        bits = [1]
+        depth = [0]
+        for i, p in enumerate(prop.parents):
+            bits.append(bits[p + 1] | (1 << (i + 1)))
+            depth.append(depth[p + 1] + 1)
+        pad = width - 1 - n
+        tokens.append([root_token, *prop.tokens] + [-1] * pad)
+        parents.append([-1, *(p + 1 for p in prop.parents)] + [-1] * pad)
+        depths.append(depth + [0] * pad)
+        masks.append([_words(b, words) for b in bits] + [[0] * words] * pad)
+        scores.append([0.0, *prop.scores] + [NEG_INF] * pad)
+        sources.append([0, *(prop.sources or [1] * n)] + [0] * pad)
+        counts.append(n + 1)
+    return DraftTree(
+        token_ids=torch.tensor(tokens, dtype=torch.int64),
+        parents=torch.tensor(parents, dtype=torch.int64),
+        depths=torch.tensor(depths, dtype=torch.int64),
+        mask=torch.tensor(masks, dtype=torch.int64),
+        scores=torch.tensor(scores, dtype=torch.float32),
+        sources=torch.tensor(sources, dtype=torch.int8),
+        num_nodes=torch.tensor(counts, dtype=torch.int64),
+    )
+
+
+def _words(bits: int, words: int) -> list[int]:
+    """Split an arbitrary-size bit set into signed 64-bit words, lowest first."""
+    out = []
+    for w in range(words):
+        word = (bits >> (_WORD * w)) & ((1 << _WORD) - 1)
+        out.append(word - (1 << _WORD) if word >> (_WORD - 1) else word)
+    return out

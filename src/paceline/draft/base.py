@@ -1,0 +1,96 @@
+"""The drafter protocols: what a drafter is told, what it returns, and its facts.
+
+Two kinds, told apart by the registry and never by `isinstance`: a *host* drafter (n-gram, suffix)
+works on lists of ints; a *device* drafter (a network) works on tensors inside the step. No drafter
+knows scheduling, graphs, pages or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.core.tree import DraftTree, Proposal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterSpec:
+    """Facts about a drafter; no code."""
+
+    name: str
+    max_nodes: int  # N: most nodes of a tree, root included
+    max_depth: int  # A - 1: most draft tokens on a path
+    on_host: bool
+    aux_layers: tuple[int, ...] = ()  # target layers whose output is tapped
+    lookahead: int = 0  # later tokens that a cache entry depends on (EAGLE-3: 1)
+    scratch: int = 0  # most tail slots that `propose` uses in the draft pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """What a target pass made final; same type after prefill and after verify. T flat entries."""
+
+    rows: Tensor  # [B] int64
+    cu: Tensor  # [B+1] int64 cumulative counts; entries past cu[B] are dead (slot -1)
+    token_ids: Tensor  # [T] int64
+    next_ids: Tensor  # [T] int64 the token after each
+    positions: Tensor  # [T] int64
+    slots: Tensor  # [T] int64
+    hidden: Tensor | None  # [T, F] tapped residual streams, or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCommit:
+    """What became final for the rows of a step, as lists: tokens emitted, oldest first."""
+
+    rows: Sequence[int]
+    tokens: Sequence[Sequence[int]]
+
+
+class Drafter(Protocol):
+    """A drafter that runs on the device."""
+
+    spec: DrafterSpec
+
+    def observe(self, commit: Commit) -> None:
+        """Update the own cache from what became final. Runs in every target pass, for every row."""
+        ...
+
+    def propose(self, rows: Tensor) -> DraftTree:
+        """Next proposal for these rows ([B] int64)."""
+        ...
+
+
+class HostDrafter(Protocol):
+    """A drafter that runs on the host, on token ids alone. One instance serves all rows.
+
+    The text of a row, for a drafter, is its prompt and all emitted tokens including the newest
+    (the root of the next tree), which the target's cache does not hold yet.
+    """
+
+    spec: DrafterSpec
+
+    def join(self, row: int, tokens: Sequence[int], num_prompt: int, scope: str) -> None:
+        """A request takes `row`. `tokens` is its text so far; the first `num_prompt` are prompt.
+
+        A resumed request joins with the tokens that it had emitted before. `scope` separates
+        tenants: nothing learned in one scope may be proposed in another.
+        """
+        ...
+
+    def observe(self, commit: HostCommit) -> None:
+        """Append what the rows emitted in this step. Amortised constant time per token."""
+        ...
+
+    def propose(self, rows: Sequence[int], budgets: Sequence[int]) -> Sequence[Proposal]:
+        """One proposal per row of at most `budgets[i]` nodes; empty where nothing matches."""
+        ...
+
+    def leave(self, row: int, *, keep: bool) -> None:
+        """The row is free again. `keep`: the request finished, so its output may be learned from;
+        False for an abort or a preemption."""
+        ...
