@@ -1,0 +1,74 @@
+"""Pure functions on tensors, each dispatched on device and dtype to its fastest implementation.
+
+The definition of every op is its plain-torch version in `ops.reference`. Nothing here owns state.
+
+Letters: T tokens, K/N input/output features, H hidden size, Hq/Hkv heads, D head size, P positions.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor
+
+from paceline.ops.dispatch import implementation
+from paceline.ops.packed import Groups, PackedWeight, pack, quantize
+
+__all__ = [
+    "Groups",
+    "PackedWeight",
+    "add_rms_norm",
+    "linear",
+    "linear_f32",
+    "pack",
+    "quantize",
+    "rms_norm",
+    "rope",
+    "silu_mul",
+]
+
+
+def _type(x: Tensor) -> str:
+    return "cpu" if x.is_cpu else x.device.type
+
+
+def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias: x [T, K], weight [N, K], bias [N] -> [T, N] in x's dtype."""
+    if isinstance(weight, Tensor):
+        return cast("Tensor", implementation("linear", _type(x), x.dtype)(x, weight, bias))
+    return weight.matmul(x, bias)
+
+
+def linear_f32(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
+    """Return x @ weight.T, [T, N] float32 (or wider if x is): the head's logits.
+
+    Float32 accumulators are kept where the implementation can.
+    """
+    if isinstance(weight, Tensor):
+        return cast("Tensor", implementation("linear_f32", _type(x), x.dtype)(x, weight))
+    return weight.matmul_f32(x)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return x / rms(x) * weight over the last dimension: x [..., D], weight [D] -> x's dtype."""
+    return cast("Tensor", implementation("rms_norm", _type(x), x.dtype)(x, weight, eps))
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return (normed, stream): stream = residual + x, rounded; normed = rms_norm(stream). [T, H]."""
+    op = implementation("add_rms_norm", _type(x), x.dtype)
+    return cast("tuple[Tensor, Tensor]", op(x, residual, weight, eps))
+
+
+def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate q [T, Hq, D] and k [T, Hkv, D] by `positions` [T] int64, halves paired.
+
+    `cos_sin` is [P, D] float32 or wider: D/2 cosines, then D/2 sines.
+    """
+    op = implementation("rope", _type(q), q.dtype)
+    return cast("tuple[Tensor, Tensor]", op(q, k, positions, cos_sin))
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up: [T, 2I] (gate, then up) -> [T, I]."""
+    return cast("Tensor", implementation("silu_mul", _type(gate_up), gate_up.dtype)(gate_up))

@@ -1,0 +1,88 @@
+"""Op name -> implementation for a device and dtype, with the reason why the others are refused.
+
+Lines are strings, so that nothing is imported or compiled before it is asked for. The choice is a
+pure function of (op, device type, dtype) on one machine, and is remembered.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Op = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One implementation of an op: where it is, and who says whether it can run."""
+
+    name: str
+    target: str  # "module:function"
+    devices: tuple[str, ...] = ()  # device types; empty: any
+    refuses: str | None = None  # "module:function" of (dtype) -> reason or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What `explain` says of one implementation."""
+
+    op: str
+    name: str
+    reason: str | None  # why it is refused; None: it could run
+    chosen: bool
+
+
+def _reference(target: str) -> Line:
+    return Line(name="torch", target=f"paceline.ops.reference.{target}")
+
+
+OPS: dict[str, tuple[Line, ...]] = {
+    "rms_norm": (_reference("fused:rms_norm"),),
+    "add_rms_norm": (_reference("fused:add_rms_norm"),),
+    "rope": (_reference("fused:rope"),),
+    "silu_mul": (_reference("fused:silu_mul"),),
+    "linear": (_reference("linear:linear"),),
+    "linear_f32": (_reference("linear:linear_f32"),),
+}
+
+
+def _load(target: str) -> Op:
+    module, _, attr = target.partition(":")
+    found: Op = getattr(importlib.import_module(module), attr)
+    return found
+
+
+def _reason(line: Line, device_type: str, dtype: torch.dtype) -> str | None:
+    if line.devices and device_type not in line.devices:
+        return f"runs on {', '.join(line.devices)} only"
+    if line.refuses is None:
+        return None
+    reason: str | None = _load(line.refuses)(dtype)
+    return reason
+
+
+def explain(op: str, device_type: str, dtype: torch.dtype) -> list[Choice]:
+    """Say for every implementation of `op` whether it is chosen, possible or refused, and why."""
+    choices: list[Choice] = []
+    taken = False
+    for line in OPS[op]:
+        reason = _reason(line, device_type, dtype)
+        chosen = reason is None and not taken
+        taken = taken or chosen
+        choices.append(Choice(op=op, name=line.name, reason=reason, chosen=chosen))
+    return choices
+
+
+@functools.cache
+def implementation(op: str, device_type: str, dtype: torch.dtype) -> Op:
+    """Return the first implementation of `op` that does not refuse."""
+    for line in OPS[op]:
+        if _reason(line, device_type, dtype) is None:
+            return _load(line.target)
+    msg = f"no implementation of {op} for {dtype} on {device_type}"
+    raise NotImplementedError(msg)

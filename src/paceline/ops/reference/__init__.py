@@ -1,0 +1,1 @@
+"""Every op in plain torch: the definition that faster implementations are checked against."""

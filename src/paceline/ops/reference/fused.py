@@ -1,0 +1,92 @@
+"""Norms, rotary embedding and gated activation in plain torch: the definition.
+
+Every faster implementation is checked against these. They run on any device and dtype, compute in
+float32 (float64 for float64 inputs) and round once, at the end.
+
+Letters: T tokens, H hidden size, Hq/Hkv heads, D head size, P positions, I intermediate size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that arithmetic on `dtype` runs in: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return x / rms(x) * weight over the last dimension (Zhang & Sennrich, arXiv 1910.07467).
+
+    Args:
+        x: [..., D].
+        weight: [D].
+        eps: added to the mean square.
+
+    Returns:
+        [..., D] in x's dtype.
+    """
+    y = x.to(wide(x.dtype))
+    y = y * torch.rsqrt(y.square().mean(dim=-1, keepdim=True) + eps)
+    return (y * weight.to(y.dtype)).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return (rms_norm(x + residual), x + residual).
+
+    The sum is rounded to the residual's dtype before it is normalised, so that the normed value is
+    that of the residual stream as it is stored.
+
+    Args:
+        x: [T, H], what a layer adds.
+        residual: [T, H], the stream so far.
+        weight: [H].
+        eps: added to the mean square.
+    """
+    stream = (residual.to(wide(x.dtype)) + x.to(wide(x.dtype))).to(residual.dtype)
+    return rms_norm(stream, weight, eps), stream
+
+
+def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Rotate queries and keys by their positions, halves paired (Su et al., arXiv 2104.09864).
+
+    Element i of the first half is paired with element i of the second ("neox" form).
+
+    Args:
+        q: [T, Hq, D].
+        k: [T, Hkv, D].
+        positions: [T] int64 rows of `cos_sin`.
+        cos_sin: [P, D] float32 or wider: D/2 cosines, then D/2 sines.
+
+    Returns:
+        New (q, k), in their dtypes.
+    """
+    at = cos_sin[positions].unsqueeze(1)
+    cos, sin = at.chunk(2, dim=-1)
+
+    def rotate(x: Tensor) -> Tensor:
+        kind = torch.promote_types(wide(x.dtype), cos.dtype)
+        a, b = x.to(kind).chunk(2, dim=-1)
+        c, s = cos.to(kind), sin.to(kind)
+        return torch.cat((a * c - b * s, b * c + a * s), dim=-1).to(x.dtype)
+
+    return rotate(q), rotate(k)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) * up (SwiGLU, Shazeer, arXiv 2002.05202).
+
+    Args:
+        gate_up: [T, 2I]: gate, then up.
+
+    Returns:
+        [T, I] in the same dtype.
+    """
+    gate, up = gate_up.to(wide(gate_up.dtype)).chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)

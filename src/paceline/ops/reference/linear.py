@@ -1,0 +1,49 @@
+"""Matrix products in plain torch: the definition, and the path of devices without own kernels.
+
+Letters: T tokens, K input features, N output features.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from paceline.ops.reference.fused import wide
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias.
+
+    Args:
+        x: [T, K].
+        weight: [N, K] in x's dtype.
+        bias: [N] or None.
+
+    Returns:
+        [T, N] in x's dtype.
+    """
+    return functional.linear(x, weight, bias)
+
+
+def linear_f32(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x @ weight.T without rounding the result to 16 bits, where the library can.
+
+    Args:
+        x: [T, K].
+        weight: [N, K] in x's dtype.
+
+    Returns:
+        [T, N] float32, or float64 for float64 inputs. On CUDA 16-bit inputs are multiplied with
+        float32 output directly; elsewhere the 16-bit product is widened.
+    """
+    kind = wide(x.dtype)
+    if x.dtype == kind:
+        return functional.linear(x, weight)
+    if x.is_cuda:
+        return torch.mm(x, weight.t(), out_dtype=kind)
+    return functional.linear(x, weight).to(kind)
