@@ -10,7 +10,7 @@ row's `next_token`, already emitted, not yet in the cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -39,6 +39,10 @@ class DraftTree:
     scores: Tensor  # [B, N] float32 log survival estimate of the path; 0 at the root; -inf padding
     sources: Tensor  # [B, N] int8: which drafter proposed the node (0: the root)
     num_nodes: Tensor  # [B] int64 real nodes
+
+    def to(self, device: torch.device) -> DraftTree:
+        """The same tree on another device."""
+        return DraftTree(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
     def check(self) -> None:
         """Assert every invariant of the class docstring; for tests."""

@@ -1,0 +1,139 @@
+"""Which device and number format to use, and the facts behind the choice.
+
+Pure look-ups of what the machine has; nothing is configured here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+from paceline.core.config import DType
+from paceline.core.errors import ConfigError
+
+_DTYPES: dict[str, torch.dtype] = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+def choose_device(name: str) -> torch.device:
+    """Resolve "auto", "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        ConfigError: the device is unknown or not there; the message says what is.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        msg = f"unknown device {name!r}; use auto, cpu, cuda or cuda:N"
+        raise ConfigError(msg) from error
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        msg = f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N"
+        raise ConfigError(msg)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= count:
+        have = f"{count} CUDA device(s)" if count else "no CUDA device"
+        msg = f"device {name!r} was asked for, but this machine has {have}; use cpu or auto"
+        raise ConfigError(msg)
+    return device
+
+
+def choose_dtype(name: DType, device: torch.device) -> torch.dtype:
+    """Resolve "auto": bfloat16 where the device multiplies it natively, else float32."""
+    if name != "auto":
+        return _DTYPES[name]
+    if device.type == "cuda" or has_native_bf16():
+        return torch.bfloat16
+    return torch.float32
+
+
+def has_native_bf16() -> bool:
+    """Whether this processor has bfloat16 dot products (AVX512-BF16, AMX or Arm BF16)."""
+    return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """Instruction-set flags as Linux names them; empty where they cannot be read."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        if line.startswith(("flags", "Features")):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+@functools.cache
+def cpu_name() -> str:
+    """The processor's name."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated: GPU memory, or RAM within this process's control group."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free)
+    free_ram = _meminfo("MemAvailable")
+    limit = _cgroup_room()
+    return free_ram if limit is None else min(free_ram, limit)
+
+
+def used_memory(device: torch.device) -> int:
+    """Bytes that this process holds on the device."""
+    if device.type == "cuda":
+        return int(torch.cuda.memory_reserved(device))
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _meminfo(key: str) -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith(key + ":"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (ValueError, OSError):
+        return 4 << 30
+
+
+def _cgroup_room() -> int | None:
+    base = Path("/sys/fs/cgroup")
+    try:
+        limit = (base / "memory.max").read_text().strip()
+        used = int((base / "memory.current").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else max(int(limit) - used, 0)

@@ -1,0 +1,168 @@
+"""Builds the parts of an engine from its config: resolve, load, measure, size, connect."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline import models
+from paceline.attention import choose
+from paceline.core.config import CacheConfig, EngineConfig, ModelConfig
+from paceline.core.device import (
+    choose_device,
+    choose_dtype,
+    free_memory,
+    usable_cores,
+    used_memory,
+)
+from paceline.core.errors import ConfigError
+from paceline.draft import build as build_drafter
+from paceline.engine.control import Control
+from paceline.engine.memory import page_bytes, pages_for, size_pool
+from paceline.engine.rows import RowTable
+from paceline.engine.runner import ModelRunner
+from paceline.engine.scheduler import Scheduler
+from paceline.kv.layout import Heads
+from paceline.kv.pages import PageAllocator
+from paceline.kv.pool import KVPool
+from paceline.kv.prefix import PrefixCache
+
+if TYPE_CHECKING:
+    from paceline.draft.base import HostDrafter
+
+log = logging.getLogger(__name__)
+
+_MAX_NODES = 256  # root included; what masks and kernels are tested for
+_OPTION_SLOTS = 16  # rows with penalties, bias or token masks at the same time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What an engine is made of."""
+
+    config: EngineConfig
+    model_config: ModelConfig
+    device: torch.device
+    target: ModelRunner
+    rows: RowTable
+    scheduler: Scheduler
+    drafter: HostDrafter
+    control: Control
+    max_len: int
+    notes: tuple[str, ...]
+
+
+def resolve(config: EngineConfig) -> EngineConfig:
+    """Replace every "auto" that does not depend on the model; refuse what cannot be served."""
+    device = choose_device(config.device)
+    cache, draft = config.cache, config.draft
+    problems = [
+        f"{name} {value} must be >= {low}"
+        for name, value, low in (
+            ("page_size", cache.page_size, 1),
+            ("max_rows", cache.max_rows, 1),
+            ("chunk_size", cache.chunk_size, 1),
+            ("max_len", cache.max_len, 2),
+            ("num_pages", cache.num_pages, 1),
+            ("num_speculative_tokens", draft.num_speculative_tokens, 0),
+            ("threads", config.threads, 1),
+        )
+        if value is not None and value < low
+    ]
+    if draft.num_speculative_tokens >= _MAX_NODES:
+        problems.append(
+            f"num_speculative_tokens {draft.num_speculative_tokens} is above the limit of "
+            f"{_MAX_NODES - 1}"
+        )
+    if cache.memory_gb is not None and not cache.memory_gb > 0:
+        problems.append(f"memory_gb {cache.memory_gb} must be > 0")
+    if config.batch_invariant and device.type != "cpu":
+        problems.append(
+            "batch_invariant is possible on a CPU only; leave it out or use --device cpu"
+        )
+    if problems:
+        msg = "invalid configuration: " + "; ".join(problems)
+        raise ConfigError(msg)
+    dtype = str(choose_dtype(config.dtype, device)).removeprefix("torch.")
+    return replace(
+        config,
+        device=str(device),
+        dtype=dtype,
+        threads=config.threads or usable_cores(),
+        batch_invariant=device.type == "cpu"
+        if config.batch_invariant is None
+        else config.batch_invariant,
+    )
+
+
+def build_parts(config: EngineConfig) -> Parts:
+    """Load and connect everything. See `Engine.build` for what it raises."""
+    resolved = resolve(config)
+    device = torch.device(resolved.device)
+    dtype: torch.dtype = getattr(torch, resolved.dtype)
+    if device.type == "cpu" and resolved.threads is not None:
+        torch.set_num_threads(resolved.threads)
+    drafter = build_drafter(resolved.draft)  # names are checked before the model is loaded
+    files = models.resolve(resolved.model)
+    loaded = models.load(files, device=device, dtype=dtype, weights=resolved.weights)
+    model = loaded.config
+    layout = Heads(num_heads=model.num_kv_heads, head_dim=model.head_dim)
+    backend, why = choose(layout, device, dtype, resolved.cache.page_size)
+    tail = max(drafter.spec.max_nodes, drafter.spec.scratch, 1)
+    tail = min(tail, resolved.draft.num_speculative_tokens + 1)
+    size = size_pool(
+        resolved.cache,
+        model_max_len=model.max_position,
+        bytes_per_page=page_bytes(
+            resolved.cache.page_size,
+            num_layers=model.num_layers,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            item=dtype.itemsize,
+        ),
+        used=used_memory(device),
+        free=free_memory(device),
+        device_type=device.type,
+        tail=tail,
+    )
+    cache: CacheConfig = replace(
+        resolved.cache, num_pages=size.num_pages, max_len=size.max_len
+    )
+    pool = KVPool(layout, model.num_layers, size.num_pages, cache.page_size, dtype, device)
+    target = ModelRunner(loaded.net, pool, backend, aux_layers=drafter.spec.aux_layers)
+    pages_per_row = pages_for(size.max_len, tail, cache.page_size)
+    rows = RowTable(
+        num_rows=cache.max_rows,
+        pages_per_row=pages_per_row,
+        page_size=cache.page_size,
+        vocab_size=model.vocab_size,
+        num_option_slots=min(_OPTION_SLOTS, cache.max_rows),
+        drafter=drafter,
+        device=device,
+    )
+    allocator = PageAllocator(size.num_pages)
+    scheduler = Scheduler(
+        cache,
+        allocator,
+        PrefixCache(allocator, cache.page_size, enabled=cache.prefix_cache),
+        rows,
+        pages_per_row=pages_per_row,
+    )
+    notes = (*loaded.notes, *why, size.note)
+    for note in notes:
+        log.info("%s", note)
+    return Parts(
+        config=replace(resolved, cache=cache),
+        model_config=model,
+        device=device,
+        target=target,
+        rows=rows,
+        scheduler=scheduler,
+        drafter=drafter,
+        control=Control(resolved.draft),
+        max_len=size.max_len,
+        notes=notes,
+    )

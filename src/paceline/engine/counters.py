@@ -1,0 +1,56 @@
+"""Counters of an engine since its start: what metrics and logs are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline.core.batch import ForwardMode
+
+if TYPE_CHECKING:
+    from paceline.engine.scheduler import StepPlan
+
+
+@dataclass(slots=True)
+class Counters:
+    """Monotone sums; names follow the Prometheus counters that tools already read."""
+
+    num_extend_steps: int = 0
+    num_block_steps: int = 0
+    num_prefill_tokens: int = 0  # prompt tokens computed (prefix hits are not)
+    num_emitted: int = 0
+    num_drafts: int = 0  # row-steps with at least one draft node
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_pos: list[int] = field(default_factory=list)
+
+    def record_pass(self, plan: StepPlan) -> None:
+        """Count one target pass."""
+        if plan.mode is ForwardMode.EXTEND:
+            self.num_extend_steps += 1
+            self.num_prefill_tokens += sum(c.count for c in plan.chunks)
+        else:
+            self.num_block_steps += 1
+
+    def record_row(self, drafted: int, accepted: int) -> None:
+        """Count one row's verify."""
+        if drafted:
+            self.num_drafts += 1
+            self.num_draft_tokens += drafted
+            self.num_accepted_tokens += accepted
+        while len(self.accepted_per_pos) < accepted:
+            self.accepted_per_pos.append(0)
+        for i in range(accepted):
+            self.accepted_per_pos[i] += 1
+
+    def as_dict(self) -> dict[str, float]:
+        """Scalar counters by name."""
+        return {
+            "num_extend_steps": float(self.num_extend_steps),
+            "num_block_steps": float(self.num_block_steps),
+            "num_prefill_tokens": float(self.num_prefill_tokens),
+            "num_emitted": float(self.num_emitted),
+            "spec_decode_num_drafts": float(self.num_drafts),
+            "spec_decode_num_draft_tokens": float(self.num_draft_tokens),
+            "spec_decode_num_accepted_tokens": float(self.num_accepted_tokens),
+        }

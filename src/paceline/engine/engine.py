@@ -1,0 +1,366 @@
+"""Engine: token ids in, token ids and statistics out. Single-threaded; no text, no asyncio.
+
+    step():  schedule -> (propose -> select -> verify -> walk -> move -> commit) -> read -> observe
+
+There is one decode path, the verify of a tree; plain decoding is a tree of one node. On a CPU, and
+whenever the host must see results first (host drafters, stop strings), a step's results are read
+at once (lag 0). Otherwise they are read one step later, so that a GPU never waits for the host.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.core.batch import ForwardMode
+from paceline.core.errors import RequestError
+from paceline.core.request import FinishReason, Request, StepOutput, TokenLogprobs
+from paceline.core.stages import silent
+from paceline.core.tree import EMPTY, Proposal, from_proposals, root
+from paceline.draft.base import HostCommit
+from paceline.engine.build import build_parts
+from paceline.engine.counters import Counters
+from paceline.engine.scheduler import StepPlan
+from paceline.engine.sequence import Phase, Sequence
+from paceline.engine.step import StepTensors, block_step, extend_step
+from paceline.engine.validate import check_request
+
+if TYPE_CHECKING:
+    from paceline.core.config import EngineConfig, ModelConfig
+    from paceline.core.stages import Stages
+    from paceline.core.tree import DraftTree
+    from paceline.engine.build import Parts
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A launched step whose results the host has not read."""
+
+    plan: StepPlan
+    tensors: StepTensors | None
+    proposals: tuple[Proposal, ...] = ()
+    started: float = 0.0
+
+
+class Engine:
+    """The engine. Build one with `Engine.build(config)`; drive it with `step()`."""
+
+    def __init__(self, parts: Parts, *, stages: Stages = silent) -> None:
+        self.config: EngineConfig = parts.config
+        self.model_config: ModelConfig = parts.model_config
+        self.spec = parts.drafter.spec
+        self.notes: tuple[str, ...] = parts.notes
+        self.max_len = parts.max_len
+        self.counters = Counters()
+        self._parts = parts
+        self._rows = parts.rows
+        self._scheduler = parts.scheduler
+        self._drafter = parts.drafter
+        self._control = parts.control
+        self._stages = stages
+        self._seeds = random.Random(parts.config.seed)  # noqa: S311 (sampling seeds, no secrets)
+        self._sequences: dict[str, Sequence] = {}
+        self._pending: deque[Pending] = deque()
+        self._aborted: list[Sequence] = []
+        self._arrivals = 0
+        self._max_draft = min(parts.config.draft.num_speculative_tokens, self.spec.max_nodes - 1)
+        on_gpu = parts.device.type == "cuda"
+        self.lag = 1 if on_gpu and self._max_draft == 0 else 0
+
+    @classmethod
+    def build(cls, config: EngineConfig, *, stages: Stages = silent) -> Engine:
+        """Load the model, size the memory and return a ready engine.
+
+        Raises:
+            ConfigError: a value that cannot be served, a budget that does not hold one sequence.
+            ModelError: files that are missing, damaged or unsupported.
+        """
+        return cls(build_parts(config), stages=stages)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a call of `step` would do anything."""
+        return bool(self._pending or self._aborted or self._scheduler.has_work)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no row yet."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a row."""
+        return len(self._scheduler.running)
+
+    def draw_seed(self) -> int:
+        """A fresh seed for a request that states none."""
+        return self._seeds.getrandbits(63)
+
+    def add(self, request: Request) -> int:
+        """Queue a request.
+
+        Returns:
+            The seed that its noise is keyed by; the same seed repeats the same tokens.
+
+        Raises:
+            RequestError: the request cannot be served; others are not disturbed.
+        """
+        if request.id in self._sequences:
+            msg = f"request id {request.id!r} is in use; give each request an id of its own"
+            raise RequestError(msg)
+        check_request(request, self.model_config.vocab_size, self.max_len)
+        seed = self.draw_seed() if request.params.seed is None else request.params.seed
+        sequence = Sequence(
+            request=request,
+            seed=seed,
+            limit=min(len(request.prompt_ids) + request.params.max_tokens, self.max_len),
+            arrival=self._arrivals,
+            tokens=list(request.prompt_ids),
+        )
+        self._arrivals += 1
+        self._sequences[request.id] = sequence
+        self._scheduler.add(sequence)
+        return seed
+
+    def abort(self, request_id: str) -> None:
+        """End a request at once; unknown or finished ids are ignored (it may just have finished)."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None or sequence.finish is not None:
+            return
+        self._end(sequence, FinishReason.ABORT)
+        self._aborted.append(sequence)
+
+    def step(self) -> list[StepOutput]:
+        """Compute one step and return what became known, in no particular order."""
+        outputs = self._reap_aborted()
+        plan = self._scheduler.schedule(self._max_draft)
+        if plan is not None:
+            self._pending.append(self._launch(plan))
+        while self._pending and (plan is None or len(self._pending) > self.lag):
+            outputs += self._read(self._pending.popleft())
+        return outputs
+
+    def check_integrity(self) -> None:
+        """Assert the invariants of rows and pages; for tests and idle moments."""
+        self._scheduler.check_integrity()
+
+    def report(self) -> dict[str, float]:
+        """Counters since the start, for logs and metrics."""
+        return {
+            **self.counters.as_dict(),
+            "num_preemptions": float(self._scheduler.num_preemptions),
+            "num_waiting": float(self.num_waiting),
+            "num_running": float(self.num_running),
+        }
+
+    # -- launching ----------------------------------------------------------------------------
+
+    def _launch(self, plan: StepPlan) -> Pending:
+        started = time.perf_counter()
+        if plan.mode is ForwardMode.EXTEND:
+            tensors = extend_step(plan.chunks, self._rows, self._parts.target, self._stages)
+            for chunk in plan.chunks:
+                chunk.sequence.num_cached = chunk.start + chunk.count
+                if chunk.final:
+                    chunk.sequence.phase = Phase.DECODE
+                if chunk.picks:
+                    chunk.sequence.in_flight += 1
+            return Pending(plan=plan, tensors=tensors, started=started)
+        with self._stages("propose"):
+            proposals = self._propose(plan)
+        host_rows = [s.row for s in plan.sequences]
+        row_ids = torch.tensor(host_rows, dtype=torch.int64, device=self._rows.device)
+        tree = self._tree(plan, proposals, row_ids)
+        caps = torch.tensor(plan.budgets, dtype=torch.int64, device=self._rows.device)
+        tensors = block_step(
+            tree,
+            row_ids,
+            caps,
+            len(host_rows) + sum(len(p.tokens) for p in proposals),
+            host_rows,
+            self._rows,
+            self._parts.target,
+            self._stages,
+        )
+        for sequence in plan.sequences:
+            sequence.in_flight += 1
+        return Pending(plan=plan, tensors=tensors, proposals=proposals, started=started)
+
+    def _propose(self, plan: StepPlan) -> tuple[Proposal, ...]:
+        """Host proposals of the rows, pruned to what is worth verifying."""
+        if not any(plan.budgets) or not self._control.wants_drafts(len(plan.budgets)):
+            return (EMPTY,) * len(plan.sequences)
+        rows = [s.row for s in plan.sequences]
+        proposals = self._drafter.propose(rows, plan.budgets)
+        depths = [s.room - 1 for s in plan.sequences]
+        return self._control.choose(proposals, depths)
+
+    def _tree(
+        self, plan: StepPlan, proposals: tuple[Proposal, ...], row_ids: torch.Tensor
+    ) -> DraftTree:
+        if not any(p.tokens for p in proposals):
+            return root(self._rows.next_token[row_ids])
+        tree = from_proposals([s.tokens[-1] for s in plan.sequences], proposals)
+        return tree if self._rows.device.type == "cpu" else tree.to(self._rows.device)
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def _read(self, pending: Pending) -> list[StepOutput]:
+        """Bring a step's results to the host and act on them."""
+        plan, tensors = pending.plan, pending.tensors
+        if plan.mode is ForwardMode.EXTEND:
+            sequences = [c.sequence for c in plan.chunks if c.picks]
+            for chunk in plan.chunks:
+                if not chunk.picks and chunk.sequence.finish is None:
+                    self._scheduler.publish(chunk.sequence)
+        else:
+            sequences = list(plan.sequences)
+        self.counters.record_pass(plan)
+        if tensors is None:
+            return []
+        emitted = tensors.emitted.tolist()
+        paths = None if tensors.path is None else tensors.path.tolist()
+        outputs: list[StepOutput] = []
+        taken: list[tuple[Sequence, list[int]]] = []
+        for b, sequence in enumerate(sequences):
+            sequence.in_flight -= 1
+            tokens = [t for t in emitted[b] if t >= 0]
+            if sequence.finish is not None or not tokens:
+                continue
+            accepted: list[int] = []
+            if paths is not None:
+                proposal = pending.proposals[b]
+                accepted = [i - 1 for i in paths[b] if i > 0]
+                sequence.num_cached += len(tokens)
+                sequence.record_step(len(proposal.tokens), len(accepted))
+                self.counters.record_row(len(proposal.tokens), len(accepted))
+                sources = [proposal.sources[i] if proposal.sources else 1 for i in accepted] + [0]
+            else:
+                sources = [0]
+                sequence.first_token_at = sequence.first_token_at or time.perf_counter()
+            outputs.append(self._take(sequence, tokens, sources, tensors, b))
+            taken.append((sequence, tokens))
+            if paths is not None:
+                self._control.record(pending.proposals[b], accepted)
+        if plan.mode is ForwardMode.BLOCK:
+            self._control.record_step(
+                len(sequences), pending.proposals, time.perf_counter() - pending.started
+            )
+        self._observe(taken)
+        for sequence in sequences:
+            if sequence.finish is None:
+                self._scheduler.publish(sequence)
+            else:
+                self._retire(sequence)
+        return outputs
+
+    def _take(
+        self,
+        sequence: Sequence,
+        tokens: list[int],
+        sources: list[int],
+        tensors: StepTensors,
+        b: int,
+    ) -> StepOutput:
+        """Cut what a row emitted at the first stop, append it, and finish the row if it ended."""
+        kept = sequence.first_stop(tokens)
+        by_stop_id = kept is not None
+        if kept is not None:
+            del tokens[kept:]
+        error = None
+        if sequence.request.stopper is not None:
+            try:
+                cut = sequence.request.stopper.feed(tokens)
+            except Exception as failure:
+                log.exception("request %s: its stop matcher failed", sequence.request.id)
+                cut, error = None, f"stop matcher failed: {failure}"
+            if cut is not None:
+                by_stop_id = by_stop_id and cut == len(tokens)
+                kept = cut
+                del tokens[cut:]
+        logprobs = self._logprobs(sequence, tensors, b, len(tokens))
+        sequence.tokens += tokens
+        sequence.num_cached = min(sequence.num_cached, len(sequence.tokens))
+        reason = None
+        if error is not None:
+            reason = FinishReason.ERROR
+        elif kept is not None:
+            reason = FinishReason.STOP
+        elif sequence.room <= 0:
+            reason = FinishReason.LENGTH
+        if reason is not None:
+            self._end(sequence, reason)
+        self.counters.num_emitted += len(tokens)
+        return StepOutput(
+            request_id=sequence.request.id,
+            token_ids=tuple(tokens),
+            logprobs=logprobs,
+            sources=tuple(sources[: len(tokens)]),
+            finish_reason=reason,
+            stop_token_id=tokens[-1] if by_stop_id and tokens else None,
+            error=error,
+            stats=sequence.stats() if reason is not None else None,
+        )
+
+    @staticmethod
+    def _logprobs(
+        sequence: Sequence, tensors: StepTensors, b: int, count: int
+    ) -> tuple[TokenLogprobs, ...] | None:
+        wanted = sequence.request.params.logprobs
+        if wanted is None or tensors.logprobs is None:
+            return None
+        values = tensors.logprobs[b, :count].tolist()
+        if wanted == 0 or tensors.top_ids is None or tensors.top_logprobs is None:
+            return tuple(TokenLogprobs(logprob=v) for v in values)
+        ids = tensors.top_ids[b, :count, :wanted].tolist()
+        tops = tensors.top_logprobs[b, :count, :wanted].tolist()
+        return tuple(
+            TokenLogprobs(logprob=v, top_ids=tuple(i), top_logprobs=tuple(t))
+            for v, i, t in zip(values, ids, tops, strict=True)
+        )
+
+    def _observe(self, taken: list[tuple[Sequence, list[int]]]) -> None:
+        held = [(s, t) for s, t in taken if s.row >= 0]
+        if held:
+            self._drafter.observe(
+                HostCommit(rows=[s.row for s, _ in held], tokens=[t for _, t in held])
+            )
+
+    # -- ending -------------------------------------------------------------------------------
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        sequence.finish = reason
+        sequence.finished_at = time.perf_counter()
+
+    def _retire(self, sequence: Sequence) -> None:
+        """Give back what an ended sequence holds, once no step of it is in flight."""
+        if sequence.in_flight or sequence.phase is Phase.DONE:
+            return
+        finished = sequence.finish in (FinishReason.STOP, FinishReason.LENGTH)
+        if sequence.row >= 0 and finished:
+            self._scheduler.publish(sequence)
+        self._scheduler.finish(sequence, finished=finished)
+        self._sequences.pop(sequence.request.id, None)
+
+    def _reap_aborted(self) -> list[StepOutput]:
+        outputs = []
+        for sequence in self._aborted:
+            self._retire(sequence)
+            outputs.append(
+                StepOutput(
+                    request_id=sequence.request.id,
+                    token_ids=(),
+                    finish_reason=FinishReason.ABORT,
+                    stats=sequence.stats(),
+                )
+            )
+        self._aborted = []
+        return outputs

@@ -1,0 +1,101 @@
+"""Sizes the KV pool from a stated budget, with the numbers in every refusal.
+
+What is measured: weights are loaded already, and one warm EXTEND and one BLOCK step of full size
+have run through the normal path, so the process's memory at this point is what everything but the
+pool takes (see `engine.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.core.config import CacheConfig
+from paceline.core.errors import MemoryBudgetError
+
+_GB = 1e9
+_DEFAULT_SHARE = {"cpu": 0.5, "cuda": 0.9}  # of the free memory, when no budget is stated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSize:
+    """Outcome of sizing."""
+
+    num_pages: int
+    max_len: int  # context window per request
+    note: str
+
+
+def page_bytes(
+    page_size: int, *, num_layers: int, num_kv_heads: int, head_dim: int, item: int
+) -> int:
+    """Bytes of one page's keys and values over all layers."""
+    return 2 * num_layers * num_kv_heads * head_dim * item * page_size
+
+
+def size_pool(
+    config: CacheConfig,
+    *,
+    model_max_len: int,
+    bytes_per_page: int,
+    used: int,
+    free: int,
+    device_type: str,
+    tail: int,
+) -> PoolSize:
+    """Choose the number of pages and the context window.
+
+    Args:
+        config: what the user stated.
+        model_max_len: the model's own context window, tokens.
+        bytes_per_page: see `page_bytes`.
+        used: bytes held now by weights and work space.
+        free: bytes that can still be allocated.
+        device_type: "cpu" or "cuda".
+        tail: places a step may write beyond the known tokens (draft nodes and root).
+
+    Raises:
+        MemoryBudgetError: one sequence of the stated window does not fit; with the numbers.
+    """
+    if config.memory_gb is not None:
+        room = int(config.memory_gb * _GB) - used
+        source = f"memory budget {config.memory_gb:g} GB - {used / _GB:.2f} GB in use"
+    else:
+        room = int(free * _DEFAULT_SHARE[device_type])
+        share = round(_DEFAULT_SHARE[device_type] * 100)
+        source = f"{share} % of {free / _GB:.2f} GB free {device_type} memory"
+    if config.max_len is not None and config.max_len > model_max_len:
+        msg = (
+            f"context window of {config.max_len} tokens was asked for, but the model's positions "
+            f"end at {model_max_len}; use max_len <= {model_max_len}"
+        )
+        raise MemoryBudgetError(msg)
+    max_len = config.max_len or model_max_len
+    size = config.page_size
+    affordable = max(room // bytes_per_page, 0)
+    if config.num_pages is not None:
+        affordable = min(affordable, config.num_pages)
+    need = pages_for(max_len, tail, size)
+    if affordable < need:
+        fits = (affordable * size) - tail
+        if config.max_len is not None or fits < min(256, model_max_len):
+            msg = (
+                f"one sequence of {max_len} tokens needs {need} KV pages "
+                f"({need * bytes_per_page / _GB:.3f} GB), but {affordable} fit "
+                f"({source}, {bytes_per_page / 1e6:.2f} MB a page); "
+                + (f"use max_len <= {fits}, or " if fits > 0 else "")
+                + "give more memory_gb (or num_pages)"
+            )
+            raise MemoryBudgetError(msg)
+        max_len, need = fits, affordable
+    wanted = config.num_pages or config.max_rows * need
+    pages = min(wanted, affordable)
+    note = (
+        f"KV pool: {pages} pages of {size} tokens, {pages * bytes_per_page / _GB:.2f} GB ({source}); "
+        f"context window {max_len} tokens"
+    )
+    return PoolSize(num_pages=pages, max_len=max_len, note=note)
+
+
+def pages_for(max_len: int, tail: int, page_size: int) -> int:
+    """Pages that one sequence of `max_len` tokens can ever hold, its tail included."""
+    return -(-(max_len + tail) // page_size)

@@ -1,0 +1,121 @@
+"""RowTable: the device's permanent row per running request, and its only writer.
+
+A row keeps what a step needs without asking the host: how many tokens are cached (`lens`), the
+picked but uncached token (`next_token`, the root of the next tree), the page table and the sampling
+options. Row R is a spare that padding points at.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.kv.pages import PageTable
+from paceline.sample.options import SamplingTable
+
+if TYPE_CHECKING:
+    from paceline.core.tree import Verdict
+    from paceline.draft.base import HostDrafter
+    from paceline.engine.sequence import Sequence
+
+
+class RowTable:
+    """Per-row device state. Letters: R row capacity, B rows of a step, A path length.
+
+    Implements the scheduler's `RowOwner`, so a row's tables and its drafter state change hands
+    together.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        pages_per_row: int,
+        page_size: int,
+        vocab_size: int,
+        num_option_slots: int,
+        drafter: HostDrafter,
+        device: torch.device,
+    ) -> None:
+        self.page_size = page_size
+        self.device = device
+        self.lens = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)  # [R+1] cached
+        self.next_token = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)  # [R+1]
+        self.pages = PageTable(num_rows, pages_per_row, device)
+        self.options = SamplingTable(num_rows, vocab_size, device, num_option_slots)
+        self._drafter = drafter
+
+    # -- RowOwner -----------------------------------------------------------------------------
+
+    def can_join(self, sequence: Sequence) -> bool:
+        """Whether an option slot is free, if this request's options need one."""
+        return self.options.has_slot(sequence.request.params)
+
+    def join(self, sequence: Sequence) -> None:
+        """Set up the row of an admitted (or resumed) sequence."""
+        request, row = sequence.request, sequence.row
+        self.lens[row] = sequence.num_cached
+        self.options.assign(
+            row,
+            request.params,
+            seed=sequence.seed,
+            sample_index=request.sample_index,
+            prompt_ids=request.prompt_ids,
+            output_ids=sequence.tokens[sequence.num_prompt :],
+            stop_ids=sorted(request.stop_ids),
+            limit=sequence.limit,
+        )
+        self._drafter.join(row, sequence.tokens, sequence.num_prompt, request.scope)
+
+    def leave(self, sequence: Sequence, *, finished: bool) -> None:
+        """Clear the row before it is given to somebody else."""
+        self._drafter.leave(sequence.row, keep=finished)
+        self.options.release(sequence.row)
+        self.pages.clear(sequence.row)
+
+    def pages_added(self, sequence: Sequence, start: int) -> None:
+        """Write new pages into the page table."""
+        self.pages.assign(sequence.row, start, sequence.pages[start:])
+
+    # -- inside a step ------------------------------------------------------------------------
+
+    def slots(self, rows: Tensor, places: Tensor) -> Tensor:
+        """Slot of each (row, place): both [T] int64; place p of a row is its p-th cache entry."""
+        page = self.pages.tensor[rows, torch.div(places, self.page_size, rounding_mode="floor")]
+        return page.to(torch.int64) * self.page_size + places % self.page_size
+
+    def commit_extend(self, rows: Tensor, lens: Tensor) -> None:
+        """Rows [B] now have `lens` [B] cached tokens."""
+        self.lens[rows] = lens
+
+    def commit_first(self, rows: Tensor, tokens: Tensor, host_rows: list[int]) -> None:
+        """The first picked token of new rows ([n]); it enters the counts of penalties."""
+        self.next_token[rows] = tokens
+        self.options.commit(rows, tokens.view(-1, 1), host_rows)
+
+    def restore_next(self, rows: Tensor, tokens: Tensor) -> None:
+        """`next` of resumed rows: known already, never picked again, counted by `assign`."""
+        self.next_token[rows] = tokens
+
+    def commit_block(self, rows: Tensor, verdict: Verdict, host_rows: list[int]) -> None:
+        """Advance rows [B] by their accepted paths; dead rows (count 0) stay as they are."""
+        live = verdict.count > 0
+        self.lens[rows] += verdict.count
+        self.next_token[rows] = torch.where(live, verdict.next_token, self.next_token[rows])
+        self.options.live[rows] = verdict.alive
+        emitted = emitted_tokens(verdict)
+        self.options.commit(rows, emitted, host_rows)
+
+
+def emitted_tokens(verdict: Verdict) -> Tensor:
+    """[B, A] tokens that a step emits: path without its root, then `next_token`; -1 padded."""
+    path = verdict.path_tokens
+    rows, width = path.shape
+    emitted = torch.full((rows, width), -1, dtype=torch.int64, device=path.device)
+    emitted[:, :-1] = path[:, 1:]
+    last = (verdict.count - 1).clamp(min=0).unsqueeze(1)
+    keep = emitted.gather(1, last)
+    value = torch.where(verdict.count.unsqueeze(1) > 0, verdict.next_token.unsqueeze(1), keep)
+    return emitted.scatter(1, last, value)

@@ -1,0 +1,57 @@
+"""ModelRunner: a network, its KV pool and an attention backend as one callable.
+
+Target and drafter networks are two instances of this class in one process. It never captures
+graphs and keeps no state between passes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.attention.base import PagedAttend
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.attention.base import AttentionBackend
+    from paceline.core.batch import ForwardBatch, ForwardOutput
+    from paceline.kv.pool import KVPool
+    from paceline.models.base import CausalLM
+
+
+class ModelRunner:
+    """Runs `net` over a paged pool.
+
+    Args:
+        net: the network.
+        pool: where its keys and values live; the only mutable thing a pass touches.
+        backend: computes attention over the pool.
+        aux_layers: layers whose output is tapped for a drafter.
+    """
+
+    def __init__(
+        self,
+        net: CausalLM,
+        pool: KVPool,
+        backend: AttentionBackend,
+        *,
+        aux_layers: tuple[int, ...] = (),
+    ) -> None:
+        self.net = net
+        self.pool = pool
+        self.backend = backend
+        self.aux_layers = aux_layers
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        """One pass; writes the batch's keys and values to the pool."""
+        self.backend.plan(batch)
+        attend = PagedAttend(self.backend, self.pool, batch)
+        return self.net(batch, attend, self.aux_layers)
+
+    @torch.inference_mode()
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [M, V] of final hidden states [M, H]."""
+        return self.net.head(hidden)

@@ -1,0 +1,285 @@
+"""Scheduler: host policy. Who is computed next, in which mode, with which rows and pages.
+
+Knows lengths and pages, never tensors. A step is either EXTEND (prefill chunks of one or more
+rows) or BLOCK (one verify of every decoding row); when both are wanted they take turns, so a long
+prompt delays decoding rows by one chunk at a time.
+
+Pages: a row holds pages for every place that its next step may write. When none are left, the
+youngest sequence is preempted: it loses row and pages and later recomputes (its published pages
+usually are still in the prefix cache). Speculation never causes a preemption: a row's draft budget
+shrinks to what its pages hold before anybody is evicted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from paceline.core.batch import ForwardMode
+from paceline.engine.sequence import Phase, Sequence
+
+if TYPE_CHECKING:
+    from paceline.core.config import CacheConfig
+    from paceline.kv.pages import PageAllocator
+    from paceline.kv.prefix import PrefixCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A run of known tokens to be cached in an EXTEND step."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    final: bool  # the last one: the row decodes afterwards
+    picks: bool  # the last one of a new prompt: its next token is picked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What the next step computes."""
+
+    mode: ForwardMode
+    chunks: tuple[Chunk, ...] = ()  # EXTEND
+    sequences: tuple[Sequence, ...] = ()  # BLOCK
+    budgets: tuple[int, ...] = ()  # BLOCK: most draft nodes per row, root excluded
+
+
+class RowOwner(Protocol):
+    """Who is told when a row or its pages change hands (device tables, drafters)."""
+
+    def join(self, sequence: Sequence) -> None:
+        """`sequence` has just taken `sequence.row`."""
+        ...
+
+    def leave(self, sequence: Sequence, *, finished: bool) -> None:
+        """`sequence` is about to lose its row; not finished: it will be resumed, or was aborted."""
+        ...
+
+    def pages_added(self, sequence: Sequence, start: int) -> None:
+        """`sequence.pages[start:]` are new."""
+        ...
+
+    def can_join(self, sequence: Sequence) -> bool:
+        """Whether scarce device state (option slots) is there for this sequence."""
+        ...
+
+
+class Scheduler:
+    """Owns the sequences, the free rows and their pages."""
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        allocator: PageAllocator,
+        prefix: PrefixCache,
+        owner: RowOwner,
+        *,
+        pages_per_row: int,
+    ) -> None:
+        self._page = config.page_size
+        self._chunk = config.chunk_size
+        self._allocator = allocator
+        self._prefix = prefix
+        self._owner = owner
+        self._pages_per_row = pages_per_row
+        self._free_rows = list(range(config.max_rows - 1, -1, -1))
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # hold a row; in order of arrival
+        self._last_mode = ForwardMode.BLOCK
+        self.num_preemptions = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence is waiting or holds a row."""
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence; first come, first served."""
+        self.waiting.append(sequence)
+
+    def schedule(self, max_draft: int) -> StepPlan | None:
+        """Plan the next step; None if nothing can be computed now.
+
+        Args:
+            max_draft: most draft nodes per row that the drafter may want verified.
+        """
+        self._admit()
+        extends = [s for s in self.running if s.phase is Phase.PREFILL]
+        blocks = [s for s in self.running if s.phase is Phase.DECODE and self._may_step(s)]
+        if extends and (self._last_mode is ForwardMode.BLOCK or not blocks):
+            plan = self._plan_extend(extends)
+            if plan is not None:
+                self._last_mode = ForwardMode.EXTEND
+                return plan
+        if blocks:
+            self._last_mode = ForwardMode.BLOCK
+            return self._plan_block(blocks, max_draft)
+        return None
+
+    @staticmethod
+    def _may_step(sequence: Sequence) -> bool:
+        """A row whose known and in-flight tokens reach its limit has nothing left to emit."""
+        return sequence.finish is None and sequence.room - sequence.in_flight > 0
+
+    def finish(self, sequence: Sequence, *, finished: bool) -> None:
+        """Give back row and pages of an ended sequence (no step of it may be in flight)."""
+        assert sequence.in_flight == 0, "a step in flight still writes to this row"
+        if sequence.phase is Phase.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.row >= 0:
+            self._release(sequence, finished=finished)
+        sequence.phase = Phase.DONE
+
+    def publish(self, sequence: Sequence) -> None:
+        """Make the full pages of what is cached findable by later prompts."""
+        if sequence.num_cached // self._page > sequence.num_published:
+            sequence.num_published = self._prefix.publish(
+                sequence.tokens[: sequence.num_cached],
+                sequence.pages,
+                sequence.request.scope,
+                sequence.num_published,
+            )
+
+    def check_integrity(self) -> None:
+        """Assert that rows and pages add up; for tests and idle moments."""
+        rows = [s.row for s in self.running] + self._free_rows
+        assert sorted(rows) == list(range(len(rows))), "a row is lost or held twice"
+        assert all(s.row < 0 and not s.pages for s in self.waiting), "a waiting sequence holds state"
+        self._allocator.check_integrity([s.pages for s in self.running])
+
+    # -- admission and pages ------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        while self.waiting and self._free_rows:
+            sequence = self.waiting[0]
+            if not self._owner.can_join(sequence) or not self._fits(sequence):
+                return
+            self.waiting.popleft()
+            target = sequence.prefill_target
+            sequence.pages = self._prefix.match(sequence.tokens[:target], sequence.request.scope)
+            hit = len(sequence.pages) * self._page
+            sequence.num_cached = hit
+            sequence.num_published = len(sequence.pages)
+            if sequence.num_preemptions == 0:
+                sequence.num_hit = hit
+            sequence.row = self._free_rows.pop()
+            sequence.phase = Phase.PREFILL
+            if sequence.started_at is None:
+                sequence.started_at = time.perf_counter()
+            self.running.append(sequence)
+            self.running.sort(key=lambda s: s.arrival)
+            self._owner.join(sequence)
+            self._owner.pages_added(sequence, 0)
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Whether the pool holds this sequence's known tokens beside what runs already.
+
+        A page of slack per running row keeps an admission from evicting somebody at once.
+        """
+        need = -(-(sequence.prefill_target + 1) // self._page)
+        slack = len(self.running)
+        unfilled = sum(
+            -(-s.prefill_target // self._page) - len(s.pages)
+            for s in self.running
+            if s.phase is Phase.PREFILL
+        )
+        return self._allocator.num_available >= need + max(unfilled, 0) + slack or not self.running
+
+    def _hold(self, sequence: Sequence, places: int) -> bool:
+        """Give the row pages for its first `places` cache places; False if none are left."""
+        need = -(-places // self._page) - len(sequence.pages)
+        if need <= 0:
+            return True
+        if need > self._allocator.num_available:
+            return False
+        start = len(sequence.pages)
+        sequence.pages.extend(self._allocator.allocate(need))
+        assert len(sequence.pages) <= self._pages_per_row, "row outgrew its page table"
+        self._owner.pages_added(sequence, start)
+        return True
+
+    def _must_hold(self, sequence: Sequence, places: int) -> bool:
+        """Like `_hold`, preempting younger sequences; False if `sequence` itself was preempted."""
+        while not self._hold(sequence, places):
+            idle = [s for s in self.running if s.in_flight == 0]
+            if not idle:
+                return False
+            youngest = idle[-1]
+            self._preempt(youngest)
+            if youngest is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take row and pages; the sequence waits, first in line, and recomputes later."""
+        self._release(sequence, finished=False)
+        sequence.phase = Phase.WAITING
+        sequence.num_cached = sequence.num_published = 0
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(sequence)
+
+    def _release(self, sequence: Sequence, *, finished: bool) -> None:
+        self._owner.leave(sequence, finished=finished)
+        self._allocator.release(sequence.pages)
+        sequence.pages = []
+        self._free_rows.append(sequence.row)
+        sequence.row = -1
+        self.running.remove(sequence)
+
+    # -- plans --------------------------------------------------------------------------------
+
+    def _plan_extend(self, sequences: list[Sequence]) -> StepPlan | None:
+        left = self._chunk
+        chunks = []
+        for sequence in sequences:
+            if left == 0:
+                break
+            if sequence.phase is not Phase.PREFILL:  # preempted while an elder took pages
+                continue
+            target = sequence.prefill_target
+            start = sequence.num_cached
+            count = min(left, target - start)
+            if not self._must_hold(sequence, start + count):
+                continue
+            left -= count
+            final = start + count == target
+            chunks.append(
+                Chunk(
+                    sequence=sequence,
+                    start=start,
+                    count=count,
+                    final=final,
+                    picks=final and sequence.num_emitted == 0,
+                )
+            )
+        kept = tuple(c for c in chunks if c.sequence.phase is Phase.PREFILL)
+        return StepPlan(mode=ForwardMode.EXTEND, chunks=kept) if kept else None
+
+    def _plan_block(self, sequences: list[Sequence], max_draft: int) -> StepPlan | None:
+        planned: list[tuple[Sequence, int]] = []
+        for sequence in sequences:
+            if sequence.phase is not Phase.DECODE:
+                continue
+            # a step in flight may have cached a whole accepted path that the host has not read
+            known = sequence.num_cached + sequence.in_flight * (max_draft + 1)
+            if not self._must_hold(sequence, known + 1):
+                continue
+            budget = max_draft if sequence.room > 1 else 0
+            cap = sequence.request.params.num_speculative_tokens
+            if cap is not None:
+                budget = min(budget, cap)
+            if budget and not self._hold(sequence, known + 1 + budget):
+                budget = min(budget, len(sequence.pages) * self._page - known - 1)
+            planned.append((sequence, budget))
+        kept = [(s, b) for s, b in planned if s.phase is Phase.DECODE]
+        if not kept:
+            return None
+        return StepPlan(
+            mode=ForwardMode.BLOCK,
+            sequences=tuple(s for s, _ in kept),
+            budgets=tuple(b for _, b in kept),
+        )

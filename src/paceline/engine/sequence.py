@@ -1,0 +1,120 @@
+"""Sequence: the host's mutable record of one request, owned by the scheduler.
+
+Lengths, for a sequence that decodes (one word each, see the glossary):
+
+    tokens:   [ prompt ............ | emitted ........ , next ]
+    cached:   [ prompt ............ | emitted ........ ]          num_cached == len(tokens) - 1
+
+`next`, the newest emitted token, has been picked but its KV entry is not written: it is the root of
+the next tree. A step in flight (results not yet read) may add tokens that the host does not know.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from paceline.core.request import FinishReason, Request, RequestStats
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+
+class Phase(enum.Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"  # no row, no pages
+    PREFILL = "prefill"  # has a row; some of its known tokens are not cached yet
+    DECODE = "decode"  # all but the newest token are cached
+    DONE = "done"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request on its way through the engine."""
+
+    request: Request
+    seed: int
+    limit: int  # most known tokens, prompt included
+    arrival: int  # order of arrival; the youngest is preempted first
+    tokens: list[int] = field(default_factory=list)
+    phase: Phase = Phase.WAITING
+    row: int = -1
+    pages: list[int] = field(default_factory=list)
+    num_cached: int = 0  # tokens whose KV is written, as far as the host knows
+    num_published: int = 0  # leading pages that the prefix cache knows
+    in_flight: int = 0  # launched steps whose results were not read
+    finish: FinishReason | None = None
+    stop_token_id: int | None = None
+    # counters
+    num_hit: int = 0
+    num_steps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_preemptions: int = 0
+    histogram: list[int] = field(default_factory=lambda: [0])
+    added_at: float = field(default_factory=time.perf_counter)
+    started_at: float | None = None
+    first_token_at: float | None = None
+    finished_at: float | None = None
+
+    @property
+    def num_prompt(self) -> int:
+        """Prompt tokens."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_emitted(self) -> int:
+        """Emitted tokens, the newest included."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def prefill_target(self) -> int:
+        """Tokens to be cached before decoding: all of a new prompt, all but `next` of a resumed one."""
+        return len(self.tokens) - (1 if self.num_emitted else 0)
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still be emitted, as far as the host knows."""
+        return self.limit - len(self.tokens)
+
+    def record_step(self, drafted: int, accepted: int) -> None:
+        """Count one verify pass of this sequence."""
+        self.num_steps += 1
+        self.num_drafted += drafted
+        self.num_accepted += accepted
+        if accepted >= len(self.histogram):
+            self.histogram.extend([0] * (accepted + 1 - len(self.histogram)))
+        self.histogram[accepted] += 1
+
+    def stats(self) -> RequestStats:
+        """Counters so far; times in seconds."""
+        end = self.finished_at if self.finished_at is not None else time.perf_counter()
+        started = self.started_at if self.started_at is not None else end
+        first = self.first_token_at if self.first_token_at is not None else end
+        return RequestStats(
+            seed=self.seed,
+            num_prompt_tokens=self.num_prompt,
+            num_cached_tokens=self.num_hit,
+            num_output_tokens=self.num_emitted,
+            num_steps=self.num_steps,
+            num_drafted=self.num_drafted,
+            num_accepted=self.num_accepted,
+            accept_histogram=tuple(self.histogram),
+            num_preemptions=self.num_preemptions,
+            queue_s=started - self.added_at,
+            prefill_s=first - started,
+            decode_s=end - first,
+        )
+
+    def first_stop(self, emitted: Seq[int]) -> int | None:
+        """How many of `emitted` (the newest tokens) are kept by the first stop id; None: all go on.
+
+        `min_tokens` bans stop ids before they are picked, so none can stand there too early.
+        """
+        for i, token in enumerate(emitted):
+            if token in self.request.stop_ids:
+                return i + 1
+        return None

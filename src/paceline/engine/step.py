@@ -1,0 +1,160 @@
+"""The two step paths, tensor level: what runs on the device, in the order of the papers.
+
+No host read of a device value happens here: the number of accepted tokens is data, not shape. The
+caller (`engine.py`) decides what to compute and later reads the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.engine.buffers import extend_batch, verify_batch
+from paceline.engine.rows import emitted_tokens
+from paceline.ops.reference.tree import select
+from paceline.sample.sampler import PickNodes, pick
+from paceline.sample.verifier import verify
+
+if TYPE_CHECKING:
+    from paceline.core.stages import Stages
+    from paceline.core.tree import DraftTree
+    from paceline.engine.rows import RowTable
+    from paceline.engine.runner import ModelRunner
+    from paceline.engine.scheduler import Chunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTensors:
+    """What a step leaves on the device for the host to read. K top logprobs.
+
+    EXTEND: one emitted token for each picking chunk, A = 1, B = picking chunks.
+    """
+
+    emitted: Tensor  # [B, A] int64, -1 padded
+    path: Tensor | None  # [B, A] int64 accepted nodes as selected indices; None for EXTEND
+    logprobs: Tensor | None  # [B, A]
+    top_ids: Tensor | None  # [B, A, K]
+    top_logprobs: Tensor | None  # [B, A, K]
+
+
+@torch.inference_mode()
+def extend_step(
+    chunks: tuple[Chunk, ...], rows: RowTable, target: ModelRunner, stages: Stages
+) -> StepTensors | None:
+    """Cache prompt chunks; pick the first token of rows whose prompt is complete.
+
+    Returns:
+        None if no chunk picks.
+    """
+    batch = extend_batch(chunks, rows)
+    with stages("prefill"):
+        out = target.forward(batch)
+    rows.commit_extend(batch.rows, batch.prefix_lens + batch.tail_lens)
+    resumed = [c.sequence for c in chunks if c.final and not c.picks]
+    if resumed:
+        ids = torch.tensor([s.row for s in resumed], device=rows.device)
+        rows.restore_next(ids, torch.tensor([s.tokens[-1] for s in resumed], device=rows.device))
+    picking = [c for c in chunks if c.picks]
+    if not picking:
+        return None
+    host_rows = [c.sequence.row for c in picking]
+    ids = torch.tensor(host_rows, device=rows.device)
+    assert batch.logits_at is not None, "extend_batch says where to pick"
+    with stages("pick"):
+        picks = pick(
+            out.hidden[batch.logits_at],
+            target.head,
+            PickNodes(
+                rows=ids,
+                positions=rows.lens[ids],
+                num_output=torch.zeros_like(ids),
+                path_tokens=ids.new_empty(len(host_rows), 0),
+                allowed=None,
+                host_rows=host_rows,
+            ),
+            rows.options,
+        )
+    rows.commit_first(ids, picks.tokens, host_rows)
+    return StepTensors(
+        emitted=picks.tokens.view(-1, 1),
+        path=None,
+        logprobs=_column(picks.logprobs),
+        top_ids=_column(picks.top_ids),
+        top_logprobs=_column(picks.top_logprobs),
+    )
+
+
+@torch.inference_mode()
+def block_step(
+    tree: DraftTree,
+    row_ids: Tensor,
+    caps: Tensor,
+    num_tokens: int,
+    host_rows: list[int],
+    rows: RowTable,
+    target: ModelRunner,
+    stages: Stages,
+) -> StepTensors:
+    """Verify one tree per row: select, forward, walk, move, commit.
+
+    Args:
+        tree: proposals, [B, N].
+        row_ids: [B] int64.
+        caps: [B] int64, most draft nodes of a row.
+        num_tokens: T, roots included; at least B.
+        host_rows: the row ids as the host knows them.
+        rows: the row table.
+        target: the target network.
+        stages: who measures.
+    """
+    with stages("select"):
+        chosen = select(tree, row_ids, num_tokens, caps)
+        batch = verify_batch(tree, chosen, row_ids, rows, q_len=tree.token_ids.shape[1])
+    with stages("verify"):
+        out = target.forward(batch)
+    with stages("walk"):
+        verdict = verify(
+            tree,
+            chosen,
+            out.hidden,
+            target.head,
+            rows.options,
+            row_ids,
+            batch.prefix_lens,
+            host_rows,
+        )
+    with stages("commit"):
+        if tree.token_ids.shape[1] > 1:
+            _move_path(verdict.path, batch.prefix_lens, row_ids, rows, target)
+        rows.commit_block(row_ids, verdict, host_rows)
+    return StepTensors(
+        emitted=emitted_tokens(verdict),
+        path=verdict.path,
+        logprobs=verdict.logprobs,
+        top_ids=verdict.top_ids,
+        top_logprobs=verdict.top_logprobs,
+    )
+
+
+def _move_path(
+    path: Tensor, lens: Tensor, row_ids: Tensor, rows: RowTable, target: ModelRunner
+) -> None:
+    """Make each accepted path contiguous in the cache; a chain's path already is."""
+    width = path.shape[1]
+    step = torch.arange(width, device=path.device)
+    moved = (path >= 0) & (path != step)
+    owner = row_ids.unsqueeze(1).expand_as(path)
+    base = lens.unsqueeze(1)
+    src = rows.slots(owner, base + path.clamp(min=0))
+    dst = rows.slots(owner, (base + step).expand_as(path))
+    nothing = torch.full_like(src, -1)
+    target.pool.move(
+        torch.where(moved, src, nothing).view(-1), torch.where(moved, dst, nothing).view(-1)
+    )
+
+
+def _column(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.unsqueeze(1)

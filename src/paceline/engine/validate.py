@@ -1,0 +1,60 @@
+"""Checks a request against the model and the cache before it is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline.core.errors import RequestError
+from paceline.core.request import Request
+
+
+def check_request(request: Request, vocab_size: int, max_len: int) -> None:
+    """Refuse a request that cannot be served.
+
+    Args:
+        request: the request.
+        vocab_size: ids run from 0 to `vocab_size` - 1.
+        max_len: context window in tokens.
+
+    Raises:
+        RequestError: with what was asked, what is possible and what to do.
+    """
+    prompt, params = request.prompt_ids, request.params
+    if len(prompt) == 0:
+        msg = "the prompt is empty; give at least one token (a chat template or BOS adds some)"
+        raise RequestError(msg)
+    if len(prompt) >= max_len:
+        msg = (
+            f"the prompt has {len(prompt)} tokens, but the context window of {max_len} must hold "
+            f"it and at least one new token; shorten it to {max_len - 1}, or raise max_len"
+        )
+        raise RequestError(msg)
+    _check_ids("prompt token ids", prompt, vocab_size)
+    _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    _check_ids("logit_bias", params.logit_bias, vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    _check_ids("banned_token_ids", params.banned_token_ids, vocab_size)
+    if params.allowed_token_ids is not None:
+        usable = set(params.allowed_token_ids) - set(params.banned_token_ids)
+        if not usable:
+            msg = "every allowed token id is also banned, so nothing could be emitted"
+            raise RequestError(msg)
+        if params.min_tokens > 0 and usable <= request.stop_ids:
+            msg = (
+                "all allowed token ids are stop ids, which min_tokens bans; allow another id or "
+                "set min_tokens to 0"
+            )
+            raise RequestError(msg)
+    elif len(set(params.banned_token_ids)) >= vocab_size:
+        msg = "banned_token_ids holds the whole vocabulary, so nothing could be emitted"
+        raise RequestError(msg)
+
+
+def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    bad = [
+        i for i in ids if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocab_size
+    ]
+    if bad:
+        shown = ", ".join(str(i) for i in bad[:5]) + (", ..." if len(bad) > 5 else "")
+        msg = f"{name}: {shown} outside the vocabulary of {vocab_size} ids (0 ... {vocab_size - 1})"
+        raise RequestError(msg)
