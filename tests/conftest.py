@@ -1,0 +1,98 @@
+"""What every test gets: one thread, a cache folder of the run's own, tiny checkpoints on request.
+
+`tests` is a package, so that a test says `from tests import tiny`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import hypothesis
+import pytest
+import torch
+
+from tests import skip_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# No deadlines: a busy machine fails no test. In CI the examples are the same in every run.
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("PACELINE_CI") == "1" else "local")
+
+_made: pytest.StashKey[Path] = pytest.StashKey()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Point PACELINE_CACHE to a folder of this run, unless the caller chose one.
+
+    Before anything else, so that subprocesses and xdist's workers inherit it: native kernels are
+    compiled, and the default model converted, once a run. Tests never touch the user's own cache.
+    """
+    config.pluginmanager.register(skip_policy, "paceline-skip-policy")
+    if "PACELINE_CACHE" not in os.environ:
+        config.stash[_made] = Path(tempfile.mkdtemp(prefix="paceline-tests-"))
+        os.environ["PACELINE_CACHE"] = str(config.stash[_made])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove what `pytest_configure` made."""
+    made = config.stash.get(_made, None)
+    if made is not None:
+        del os.environ["PACELINE_CACHE"]
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `gpu` where there is none."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture
+def cache_dir() -> Path:
+    """The run's cache folder. A test of caching itself sets PACELINE_CACHE to one of its own."""
+    return Path(os.environ["PACELINE_CACHE"])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """One thread, so that sums have one order and workers share the cores; restored after a test."""
+    torch.set_num_threads(1)
+    dtype = torch.get_default_dtype()
+    yield
+    assert torch.get_default_dtype() == dtype, "a test changed torch's default dtype"
+
+
+class TinyCheckpoint(Protocol):
+    """Asks for a tiny checkpoint: an architecture and `write_tiny`'s options."""
+
+    def __call__(self, architecture: str, **options: Any) -> Path:
+        """Folder of the checkpoint, in Hugging Face layout; read-only by agreement."""
+        ...
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    """Tiny random checkpoints, each written once a session."""
+    folders: dict[tuple[str, str], Path] = {}
+
+    def checkpoint(architecture: str, **options: Any) -> Path:
+        from tests import tiny
+
+        key = (architecture, repr(sorted(options.items())))
+        if key not in folders:
+            folder = tmp_path_factory.mktemp(architecture)
+            tiny.write_tiny(folder, architecture, **options)
+            folders[key] = folder
+        return folders[key]
+
+    return checkpoint
