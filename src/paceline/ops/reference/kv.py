@@ -1,0 +1,53 @@
+"""Reference operators on paged caches: the definition that faster versions are checked against.
+
+Letters: B rows, T tokens, Hkv key/value heads, S slots, D head size, G pages per row, L layers.
+
+The last slot of a cache belongs to the dummy page, whose content nobody sees. Indexing by -1 means
+just that slot, so "-1 writes nothing" needs neither a branch nor a host sync.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def write(cache: Tensor, slots: Tensor, entries: Tensor) -> None:
+    """Put one token's entry per slot into `cache`, in place.
+
+    Args:
+        cache: [Hkv, S, D]; its last slot is a dummy.
+        slots: [T] int64, distinct; -1 writes nothing (that is, to the dummy).
+        entries: [T, Hkv, D], any floating dtype.
+    """
+    cache[:, slots] = entries.transpose(0, 1).to(cache.dtype)
+
+
+def move(cache: Tensor, src: Tensor, dst: Tensor) -> None:
+    """Copy entries between slots of all layers and heads as if all reads preceded all writes.
+
+    So paths whose source and destination overlap are safe: [0, 2, 3] -> [0, 1, 2].
+
+    Args:
+        cache: [L, Hkv, S, D]; its last slot is a dummy.
+        src: [n] int64 slots; -1 moves nothing.
+        dst: [n] int64 slots, distinct but for -1; -1 moves nothing.
+    """
+    # The right-hand side is gathered into new memory before anything is written.
+    cache[:, :, torch.where(src < 0, -1, dst)] = cache[:, :, src]
+
+
+def slots_of(pages: Tensor, rows: Tensor, places: Tensor, page_size: int) -> Tensor:
+    """Cache slots of the given places (0, 1, 2 ... within the row's own sequence).
+
+    Args:
+        pages: [B, G] int32 page ids.
+        rows: int64 indices into `pages`, of any shape that broadcasts with `places`.
+        places: int64; a place at or beyond G * page_size reads the row's last page.
+        page_size: tokens per page.
+
+    Returns:
+        int64 slots: pages[row, place // page_size] * page_size + place % page_size.
+    """
+    at = (places // page_size).clamp_(max=pages.shape[1] - 1)
+    return pages[rows, at].to(torch.int64) * page_size + places % page_size
