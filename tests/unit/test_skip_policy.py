@@ -26,8 +26,8 @@ TESTS = """
 
 def run(pytester: pytest.Pytester, source: str) -> dict[str, int]:
     pytester.makepyfile(source)
-    pytester.plugins.append(skip_policy)
-    return pytester.runpytest_inprocess("-p", "no:randomly").parseoutcomes()
+    ran = pytester.runpytest_inprocess("-p", "no:randomly", plugins=[skip_policy])
+    return ran.parseoutcomes()
 
 
 def test_ci_refuses_every_skip_but_for_a_gpu(
