@@ -136,6 +136,7 @@ def build_parts(config: EngineConfig) -> Parts:
     pages_per_row = pages_for(size.max_len, tail, cache.page_size)
     rows = RowTable(
         num_rows=cache.max_rows,
+        num_pages=size.num_pages,
         pages_per_row=pages_per_row,
         page_size=cache.page_size,
         vocab_size=model.vocab_size,

@@ -32,6 +32,7 @@ class RowTable:
         self,
         *,
         num_rows: int,
+        num_pages: int,
         pages_per_row: int,
         page_size: int,
         vocab_size: int,
@@ -43,7 +44,7 @@ class RowTable:
         self.device = device
         self.lens = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)  # [R+1] cached
         self.next_token = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)  # [R+1]
-        self.pages = PageTable(num_rows, pages_per_row, device)
+        self.pages = PageTable(num_rows, pages_per_row, device, dummy_page=num_pages)
         self.options = SamplingTable(num_rows, vocab_size, device, num_option_slots)
         self._drafter = drafter
 

@@ -196,7 +196,8 @@ class Scheduler:
         if need > self._allocator.num_available:
             return False
         start = len(sequence.pages)
-        sequence.pages.extend(self._allocator.allocate(need))
+        after = sequence.pages[-1] if sequence.pages else None
+        sequence.pages.extend(self._allocator.allocate(need, after))
         assert len(sequence.pages) <= self._pages_per_row, "row outgrew its page table"
         self._owner.pages_added(sequence, start)
         return True
