@@ -70,21 +70,21 @@ def check(folder: Path, done: dict[str, Outcome], option: str, temperature: floa
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize(("name", "draft"), VARIANTS, ids=VARIANT_IDS)
+@pytest.mark.parametrize("name, draft", VARIANTS, ids=VARIANT_IDS)
 def test_alone(
     llama: Path, name: str, draft: dict[str, object], option: str, temperature: float
 ) -> None:
     """Alone, one request after the other (the later ones may learn from the earlier)."""
     eng = engine(llama, method=name, **draft)
-    for prompt in PROMPTS:
-        done = run(eng, [request(prompt, PROMPTS[prompt], params(option, temperature))])
+    for prompt, ids in PROMPTS.items():
+        done = run(eng, [request(prompt, ids, params(option, temperature))])
         check(llama, done, option, temperature)
     assert eng.report()["spec_decode_num_draft_tokens"] > 0, "nothing was drafted: no test at all"
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize(("name", "draft"), VARIANTS, ids=VARIANT_IDS)
+@pytest.mark.parametrize("name, draft", VARIANTS, ids=VARIANT_IDS)
 def test_mixed_batch(
     llama: Path, name: str, draft: dict[str, object], option: str, temperature: float
 ) -> None:
@@ -102,7 +102,7 @@ def test_mixed_batch(
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("option", ["plain", "penalties", "top_k_p"])
-@pytest.mark.parametrize(("name", "draft"), VARIANTS, ids=VARIANT_IDS)
+@pytest.mark.parametrize("name, draft", VARIANTS, ids=VARIANT_IDS)
 def test_preempted(
     llama: Path, name: str, draft: dict[str, object], option: str, temperature: float
 ) -> None:
@@ -114,10 +114,8 @@ def test_preempted(
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize(("name", "draft"), VARIANTS, ids=VARIANT_IDS)
-def test_prefix_hit(
-    llama: Path, name: str, draft: dict[str, object], temperature: float
-) -> None:
+@pytest.mark.parametrize("name, draft", VARIANTS, ids=VARIANT_IDS)
+def test_prefix_hit(llama: Path, name: str, draft: dict[str, object], temperature: float) -> None:
     """The second request of a prompt takes its pages from the cache and emits the same tokens."""
     eng = engine(llama, method=name, **draft)
     first = run(eng, [request("long", PROMPTS["long"], params("plain", temperature))])
@@ -129,7 +127,7 @@ def test_prefix_hit(
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize(("name", "draft"), VARIANTS, ids=VARIANT_IDS)
+@pytest.mark.parametrize("name, draft", VARIANTS, ids=VARIANT_IDS)
 def test_twins_in_one_step(
     llama: Path, name: str, draft: dict[str, object], temperature: float
 ) -> None:
@@ -145,7 +143,7 @@ def test_twins_in_one_step(
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("chunk_size", [1, 5, 16])
-@pytest.mark.parametrize(("name", "draft"), VARIANTS, ids=VARIANT_IDS)
+@pytest.mark.parametrize("name, draft", VARIANTS, ids=VARIANT_IDS)
 def test_chunked_prefill(
     llama: Path, name: str, draft: dict[str, object], chunk_size: int, temperature: float
 ) -> None:
@@ -156,7 +154,7 @@ def test_chunked_prefill(
 
 
 @pytest.mark.parametrize("variant", tiny.VARIANTS, ids=str)
-@pytest.mark.parametrize(("name", "draft"), VARIANTS, ids=VARIANT_IDS)
+@pytest.mark.parametrize("name, draft", VARIANTS, ids=VARIANT_IDS)
 def test_every_architecture(
     tmp_path_factory: pytest.TempPathFactory, name: str, draft: dict[str, object], variant: str
 ) -> None:
@@ -166,7 +164,10 @@ def test_every_architecture(
     for temperature in (0.0, 1.0):
         done = run(
             eng,
-            [request(f"{p}/{temperature}", PROMPTS[p], params("plain", temperature)) for p in PROMPTS],
+            [
+                request(f"{p}/{temperature}", PROMPTS[p], params("plain", temperature))
+                for p in PROMPTS
+            ],
         )
         check(folder, done, "plain", temperature)
 
@@ -176,7 +177,7 @@ def _variant(factory: pytest.TempPathFactory, variant: str) -> Path:
     return tiny.write_variant(factory.mktemp(variant.replace("/", "-")), variant)
 
 
-@pytest.mark.parametrize(("name", "draft"), VARIANTS, ids=VARIANT_IDS)
+@pytest.mark.parametrize("name, draft", VARIANTS, ids=VARIANT_IDS)
 def test_context_end(llama: Path, name: str, draft: dict[str, object]) -> None:
     """Drafts at the edge of the context window are cut; the last token is the autoregressive one."""
     prompt = PROMPTS["loop"]
@@ -187,7 +188,7 @@ def test_context_end(llama: Path, name: str, draft: dict[str, object]) -> None:
     assert len(spec.tokens) == 48 - len(prompt)
 
 
-@pytest.mark.parametrize(("name", "draft"), VARIANTS, ids=VARIANT_IDS)
+@pytest.mark.parametrize("name, draft", VARIANTS, ids=VARIANT_IDS)
 @pytest.mark.parametrize("cap", [0, 1, 3])
 def test_per_request_cap(llama: Path, name: str, draft: dict[str, object], cap: int) -> None:
     """`num_speculative_tokens` of a request caps its draft nodes; 0 turns speculation off."""

@@ -32,9 +32,7 @@ def engine(folder: Path, **options: object) -> Engine:
     )
 
 
-def request(
-    name: str, prompt: Sequence[int], params: SamplingParams, **extra: object
-) -> Request:
+def request(name: str, prompt: Sequence[int], params: SamplingParams, **extra: object) -> Request:
     """A request that ends at the tiny checkpoints' end-of-text id unless told to ignore it."""
     stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {STOP_ID})
     return Request(
@@ -76,4 +74,5 @@ def run(
             entry.tokens += out.token_ids
             entry.outputs.append(out)
         eng.check_integrity()
-    raise AssertionError("the engine did not come to rest")
+    msg = "the engine did not come to rest"
+    raise AssertionError(msg)

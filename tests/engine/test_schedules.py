@@ -57,7 +57,7 @@ def _life(model: Path, method: str, seed: int, num_steps: int, num_pages: int) -
                 if out.finish_reason is not FinishReason.ABORT:
                     finished.append(out.request_id)
         eng.check_integrity()
-    for name in list(open_ids):
+    for name in open_ids:
         eng.abort(name)
     while eng.has_work:
         eng.step()

@@ -93,7 +93,8 @@ class DraftConfig:
         default=16, metadata=_doc("most draft nodes verified per request and step")
     )
     adaptive: bool = field(
-        default=True, metadata=_doc("verify fewer nodes, or none, where they cost more than they win")
+        default=True,
+        metadata=_doc("verify fewer nodes, or none, where they cost more than they win"),
     )
     prompt_lookup_min: int = field(default=2, metadata=_doc("ngram: shortest match"))
     prompt_lookup_max: int = field(default=5, metadata=_doc("ngram: longest match"))
@@ -108,7 +109,8 @@ class DraftConfig:
         default=0.1, metadata=_doc("suffix: least estimated survival of a draft node")
     )
     suffix_max_cached_tokens: int = field(
-        default=1_000_000, metadata=_doc("suffix: tokens of past outputs kept, oldest evicted first")
+        default=1_000_000,
+        metadata=_doc("suffix: tokens of past outputs kept, oldest evicted first"),
     )
 
 

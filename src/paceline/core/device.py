@@ -15,7 +15,7 @@ import torch
 from paceline.core.config import DType
 from paceline.core.errors import ConfigError
 
-_DTYPES: dict[str, torch.dtype] = {
+TORCH_DTYPES: dict[DType, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
@@ -49,13 +49,11 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_dtype(name: DType, device: torch.device) -> torch.dtype:
+def choose_dtype(name: DType, device: torch.device) -> DType:
     """Resolve "auto": bfloat16 where the device multiplies it natively, else float32."""
     if name != "auto":
-        return _DTYPES[name]
-    if device.type == "cuda" or has_native_bf16():
-        return torch.bfloat16
-    return torch.float32
+        return name
+    return "bfloat16" if device.type == "cuda" or has_native_bf16() else "float32"
 
 
 def has_native_bf16() -> bool:

@@ -70,7 +70,7 @@ class SamplingParams:
 
     def _rules(self) -> list[tuple[bool, str]]:
         def within(x: float, low: float, high: float) -> bool:
-            return isinstance(x, (int, float)) and math.isfinite(x) and low <= x <= high
+            return math.isfinite(x) and low <= x <= high
 
         def whole(x: object, low: int) -> bool:
             return isinstance(x, int) and not isinstance(x, bool) and x >= low
@@ -117,7 +117,7 @@ class SamplingParams:
                 f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}",
             ),
             (
-                all(isinstance(s, str) and s for s in self.stop),
+                all(self.stop),
                 "stop must be non-empty strings; remove the empty one",
             ),
             (

@@ -12,6 +12,7 @@ from paceline import models
 from paceline.attention import choose
 from paceline.core.config import CacheConfig, EngineConfig, ModelConfig
 from paceline.core.device import (
+    TORCH_DTYPES,
     choose_device,
     choose_dtype,
     free_memory,
@@ -86,11 +87,10 @@ def resolve(config: EngineConfig) -> EngineConfig:
     if problems:
         msg = "invalid configuration: " + "; ".join(problems)
         raise ConfigError(msg)
-    dtype = str(choose_dtype(config.dtype, device)).removeprefix("torch.")
     return replace(
         config,
         device=str(device),
-        dtype=dtype,
+        dtype=choose_dtype(config.dtype, device),
         threads=config.threads or usable_cores(),
         batch_invariant=device.type == "cpu"
         if config.batch_invariant is None
@@ -102,7 +102,7 @@ def build_parts(config: EngineConfig) -> Parts:
     """Load and connect everything. See `Engine.build` for what it raises."""
     resolved = resolve(config)
     device = torch.device(resolved.device)
-    dtype: torch.dtype = getattr(torch, resolved.dtype)
+    dtype = TORCH_DTYPES[resolved.dtype]
     if device.type == "cpu" and resolved.threads is not None:
         torch.set_num_threads(resolved.threads)
     drafter = build_drafter(resolved.draft)  # names are checked before the model is loaded
@@ -128,9 +128,7 @@ def build_parts(config: EngineConfig) -> Parts:
         device_type=device.type,
         tail=tail,
     )
-    cache: CacheConfig = replace(
-        resolved.cache, num_pages=size.num_pages, max_len=size.max_len
-    )
+    cache: CacheConfig = replace(resolved.cache, num_pages=size.num_pages, max_len=size.max_len)
     pool = KVPool(layout, model.num_layers, size.num_pages, cache.page_size, dtype, device)
     target = ModelRunner(loaded.net, pool, backend, aux_layers=drafter.spec.aux_layers)
     pages_per_row = pages_for(size.max_len, tail, cache.page_size)

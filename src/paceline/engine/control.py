@@ -38,9 +38,7 @@ class Control:
     def record(self, proposal: Proposal, accepted: Sequence[int]) -> None:
         """Learn from one row: `accepted` are the indices of accepted nodes."""
 
-    def record_step(
-        self, num_rows: int, proposals: Sequence[Proposal], seconds: float
-    ) -> None:
+    def record_step(self, num_rows: int, proposals: Sequence[Proposal], seconds: float) -> None:
         """Learn what a step of this size costs."""
 
 
@@ -51,7 +49,10 @@ def prune(proposal: Proposal, max_depth: int, keep: Sequence[bool] | None = None
     """
     depths: list[int] = []
     new_index: list[int] = []
-    tokens, parents, scores, sources = [], [], [], []
+    tokens: list[int] = []
+    parents: list[int] = []
+    scores: list[float] = []
+    sources: list[int] = []
     for i, parent in enumerate(proposal.parents):
         depth = 1 + (depths[parent] if parent >= 0 else 0)
         depths.append(depth)

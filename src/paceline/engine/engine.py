@@ -9,7 +9,6 @@ at once (lag 0). Otherwise they are read one step later, so that a GPU never wai
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 from collections import deque
@@ -20,12 +19,13 @@ import torch
 
 from paceline.core.batch import ForwardMode
 from paceline.core.errors import RequestError
-from paceline.core.request import FinishReason, Request, StepOutput, TokenLogprobs
+from paceline.core.request import FinishReason, Request, StepOutput
 from paceline.core.stages import silent
 from paceline.core.tree import EMPTY, Proposal, from_proposals, root
 from paceline.draft.base import HostCommit
 from paceline.engine.build import build_parts
 from paceline.engine.counters import Counters
+from paceline.engine.outcome import cut, logprobs_of
 from paceline.engine.scheduler import StepPlan
 from paceline.engine.sequence import Phase, Sequence
 from paceline.engine.step import StepTensors, block_step, extend_step
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from paceline.core.stages import Stages
     from paceline.core.tree import DraftTree
     from paceline.engine.build import Parts
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +214,7 @@ class Engine:
     def _read(self, pending: Pending) -> list[StepOutput]:
         """Bring a step's results to the host and act on them."""
         plan, tensors = pending.plan, pending.tensors
+        self.counters.record_pass(plan)
         if plan.mode is ForwardMode.EXTEND:
             sequences = [c.sequence for c in plan.chunks if c.picks]
             for chunk in plan.chunks:
@@ -223,38 +222,25 @@ class Engine:
                     self._scheduler.publish(chunk.sequence)
         else:
             sequences = list(plan.sequences)
-        self.counters.record_pass(plan)
         if tensors is None:
             return []
         emitted = tensors.emitted.tolist()
-        paths = None if tensors.path is None else tensors.path.tolist()
+        paths = [[0]] * len(sequences) if tensors.path is None else tensors.path.tolist()
         outputs: list[StepOutput] = []
-        taken: list[tuple[Sequence, list[int]]] = []
         for b, sequence in enumerate(sequences):
             sequence.in_flight -= 1
             tokens = [t for t in emitted[b] if t >= 0]
-            if sequence.finish is not None or not tokens:
-                continue
-            accepted: list[int] = []
-            if paths is not None:
-                proposal = pending.proposals[b]
-                accepted = [i - 1 for i in paths[b] if i > 0]
-                sequence.num_cached += len(tokens)
-                sequence.record_step(len(proposal.tokens), len(accepted))
-                self.counters.record_row(len(proposal.tokens), len(accepted))
-                sources = [proposal.sources[i] if proposal.sources else 1 for i in accepted] + [0]
-            else:
-                sources = [0]
-                sequence.first_token_at = sequence.first_token_at or time.perf_counter()
-            outputs.append(self._take(sequence, tokens, sources, tensors, b))
-            taken.append((sequence, tokens))
-            if paths is not None:
-                self._control.record(pending.proposals[b], accepted)
+            if sequence.finish is None and tokens:
+                if plan.mode is ForwardMode.EXTEND:
+                    sequence.first_token_at = time.perf_counter()
+                    sources = [0]
+                else:
+                    sources = self._record(sequence, pending.proposals[b], paths[b], len(tokens))
+                outputs.append(self._take(sequence, tokens, sources, tensors, b))
         if plan.mode is ForwardMode.BLOCK:
-            self._control.record_step(
-                len(sequences), pending.proposals, time.perf_counter() - pending.started
-            )
-        self._observe(taken)
+            seconds = time.perf_counter() - pending.started
+            self._control.record_step(len(sequences), pending.proposals, seconds)
+        self._observe({s.request.id: s for s in sequences}, outputs)
         for sequence in sequences:
             if sequence.finish is None:
                 self._scheduler.publish(sequence)
@@ -262,76 +248,52 @@ class Engine:
                 self._retire(sequence)
         return outputs
 
+    def _record(
+        self, sequence: Sequence, proposal: Proposal, path: list[int], count: int
+    ) -> list[int]:
+        """Count a row's verify; return which drafter each emitted token came from (0: none)."""
+        accepted = [i - 1 for i in path if i > 0]  # the path's first node is the root
+        sequence.num_cached += count
+        sequence.record_step(len(proposal.tokens), len(accepted))
+        self.counters.record_row(len(proposal.tokens), len(accepted))
+        self._control.record(proposal, accepted)
+        return [proposal.sources[i] if proposal.sources else 1 for i in accepted] + [0]
+
     def _take(
         self,
         sequence: Sequence,
-        tokens: list[int],
+        emitted: list[int],
         sources: list[int],
         tensors: StepTensors,
         b: int,
     ) -> StepOutput:
-        """Cut what a row emitted at the first stop, append it, and finish the row if it ended."""
-        kept = sequence.first_stop(tokens)
-        by_stop_id = kept is not None
-        if kept is not None:
-            del tokens[kept:]
-        error = None
-        if sequence.request.stopper is not None:
-            try:
-                cut = sequence.request.stopper.feed(tokens)
-            except Exception as failure:
-                log.exception("request %s: its stop matcher failed", sequence.request.id)
-                cut, error = None, f"stop matcher failed: {failure}"
-            if cut is not None:
-                by_stop_id = by_stop_id and cut == len(tokens)
-                kept = cut
-                del tokens[cut:]
-        logprobs = self._logprobs(sequence, tensors, b, len(tokens))
-        sequence.tokens += tokens
+        """Append what a row emitted, cut at the first stop; end the row if that ends it."""
+        kept = cut(sequence, emitted)
+        count = len(kept.tokens)
+        sequence.tokens += kept.tokens
         sequence.num_cached = min(sequence.num_cached, len(sequence.tokens))
-        reason = None
-        if error is not None:
-            reason = FinishReason.ERROR
-        elif kept is not None:
-            reason = FinishReason.STOP
-        elif sequence.room <= 0:
-            reason = FinishReason.LENGTH
-        if reason is not None:
-            self._end(sequence, reason)
-        self.counters.num_emitted += len(tokens)
+        if kept.reason is not None:
+            self._end(sequence, kept.reason)
+        self.counters.num_emitted += count
         return StepOutput(
             request_id=sequence.request.id,
-            token_ids=tuple(tokens),
-            logprobs=logprobs,
-            sources=tuple(sources[: len(tokens)]),
-            finish_reason=reason,
-            stop_token_id=tokens[-1] if by_stop_id and tokens else None,
-            error=error,
-            stats=sequence.stats() if reason is not None else None,
+            token_ids=tuple(kept.tokens),
+            logprobs=logprobs_of(sequence, tensors, b, count),
+            sources=tuple(sources[:count]),
+            finish_reason=kept.reason,
+            stop_token_id=kept.stop_token_id,
+            error=kept.error,
+            stats=None if kept.reason is None else sequence.stats(),
         )
 
-    @staticmethod
-    def _logprobs(
-        sequence: Sequence, tensors: StepTensors, b: int, count: int
-    ) -> tuple[TokenLogprobs, ...] | None:
-        wanted = sequence.request.params.logprobs
-        if wanted is None or tensors.logprobs is None:
-            return None
-        values = tensors.logprobs[b, :count].tolist()
-        if wanted == 0 or tensors.top_ids is None or tensors.top_logprobs is None:
-            return tuple(TokenLogprobs(logprob=v) for v in values)
-        ids = tensors.top_ids[b, :count, :wanted].tolist()
-        tops = tensors.top_logprobs[b, :count, :wanted].tolist()
-        return tuple(
-            TokenLogprobs(logprob=v, top_ids=tuple(i), top_logprobs=tuple(t))
-            for v, i, t in zip(values, ids, tops, strict=True)
-        )
-
-    def _observe(self, taken: list[tuple[Sequence, list[int]]]) -> None:
-        held = [(s, t) for s, t in taken if s.row >= 0]
-        if held:
+    def _observe(self, sequences: dict[str, Sequence], outputs: list[StepOutput]) -> None:
+        """Tell the drafter what the rows emitted, already cut."""
+        if outputs:
             self._drafter.observe(
-                HostCommit(rows=[s.row for s, _ in held], tokens=[t for _, t in held])
+                HostCommit(
+                    rows=[sequences[out.request_id].row for out in outputs],
+                    tokens=[out.token_ids for out in outputs],
+                )
             )
 
     # -- ending -------------------------------------------------------------------------------

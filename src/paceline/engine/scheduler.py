@@ -147,7 +147,9 @@ class Scheduler:
         """Assert that rows and pages add up; for tests and idle moments."""
         rows = [s.row for s in self.running] + self._free_rows
         assert sorted(rows) == list(range(len(rows))), "a row is lost or held twice"
-        assert all(s.row < 0 and not s.pages for s in self.waiting), "a waiting sequence holds state"
+        assert all(s.row < 0 and not s.pages for s in self.waiting), (
+            "a waiting sequence holds state"
+        )
         self._allocator.check_integrity([s.pages for s in self.running])
 
     # -- admission and pages ------------------------------------------------------------------

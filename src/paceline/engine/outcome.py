@@ -1,0 +1,70 @@
+"""What a step's tokens mean for their sequence: cut at the first stop, limits, logprobs.
+
+The first event in the order of the tokens wins: a stop id, a stop string, or the length limit.
+What lies past it is never shown, counted, learned from or cached.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from paceline.core.request import FinishReason, TokenLogprobs
+from paceline.engine.sequence import Sequence
+from paceline.engine.step import StepTensors
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The tokens that are kept, and why the sequence ends, if it does."""
+
+    tokens: list[int]
+    reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: str | None = None
+
+
+def cut(sequence: Sequence, emitted: list[int]) -> Cut:
+    """Cut newly emitted tokens (not yet appended to `sequence.tokens`) at the first stop.
+
+    A stop matcher that raises ends its own request with an error; others are not disturbed.
+    """
+    kept = sequence.first_stop(emitted)
+    tokens = emitted if kept is None else emitted[:kept]
+    stop_id = tokens[-1] if kept is not None else None
+    if sequence.request.stopper is not None:
+        try:
+            matched = sequence.request.stopper.feed(tokens)
+        except Exception as failure:
+            log.exception("request %s: its stop matcher failed", sequence.request.id)
+            error = f"stop matcher failed: {failure}"
+            return Cut(tokens=tokens, reason=FinishReason.ERROR, error=error)
+        if matched is not None:
+            if matched < len(tokens):
+                stop_id = None
+            return Cut(tokens=tokens[:matched], reason=FinishReason.STOP, stop_token_id=stop_id)
+    if kept is not None:
+        return Cut(tokens=tokens, reason=FinishReason.STOP, stop_token_id=stop_id)
+    if len(sequence.tokens) + len(tokens) >= sequence.limit:
+        return Cut(tokens=tokens, reason=FinishReason.LENGTH)
+    return Cut(tokens=tokens)
+
+
+def logprobs_of(
+    sequence: Sequence, tensors: StepTensors, b: int, count: int
+) -> tuple[TokenLogprobs, ...] | None:
+    """Logprobs of the first `count` emitted tokens of the step's b-th row, if it asked for them."""
+    wanted = sequence.request.params.logprobs
+    if wanted is None or tensors.logprobs is None:
+        return None
+    values = tensors.logprobs[b, :count].tolist()
+    if wanted == 0 or tensors.top_ids is None or tensors.top_logprobs is None:
+        return tuple(TokenLogprobs(logprob=v) for v in values)
+    ids = tensors.top_ids[b, :count, :wanted].tolist()
+    tops = tensors.top_logprobs[b, :count, :wanted].tolist()
+    return tuple(
+        TokenLogprobs(logprob=v, top_ids=tuple(i), top_logprobs=tuple(t))
+        for v, i, t in zip(values, ids, tops, strict=True)
+    )
