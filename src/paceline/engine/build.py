@@ -33,6 +33,7 @@ from paceline.kv.prefix import PrefixCache
 
 if TYPE_CHECKING:
     from paceline.draft.base import HostDrafter
+    from paceline.models import LoadedModel
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Parts:
     config: EngineConfig
     model_config: ModelConfig
     device: torch.device
+    loaded: LoadedModel
     target: ModelRunner
     rows: RowTable
     scheduler: Scheduler
@@ -98,7 +100,7 @@ def resolve(config: EngineConfig) -> EngineConfig:
     )
 
 
-def build_parts(config: EngineConfig) -> Parts:
+def build_parts(config: EngineConfig, loaded: LoadedModel | None = None) -> Parts:
     """Load and connect everything. See `Engine.build` for what it raises."""
     resolved = resolve(config)
     device = torch.device(resolved.device)
@@ -106,8 +108,9 @@ def build_parts(config: EngineConfig) -> Parts:
     if device.type == "cpu" and resolved.threads is not None:
         torch.set_num_threads(resolved.threads)
     drafter = build_drafter(resolved.draft)  # names are checked before the model is loaded
-    files = models.resolve(resolved.model)
-    loaded = models.load(files, device=device, dtype=dtype, weights=resolved.weights)
+    if loaded is None:
+        files = models.resolve(resolved.model)
+        loaded = models.load(files, device=device, dtype=dtype, weights=resolved.weights)
     model = loaded.config
     layout = Heads(num_heads=model.num_kv_heads, head_dim=model.head_dim)
     backend, why = choose(layout, device, dtype, resolved.cache.page_size)
@@ -157,6 +160,7 @@ def build_parts(config: EngineConfig) -> Parts:
         config=replace(resolved, cache=cache),
         model_config=model,
         device=device,
+        loaded=loaded,
         target=target,
         rows=rows,
         scheduler=scheduler,

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from paceline.core.stages import Stages
     from paceline.core.tree import DraftTree
     from paceline.engine.build import Parts
+    from paceline.models import LoadedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,8 @@ class Pending:
     plan: StepPlan
     tensors: StepTensors | None
     proposals: tuple[Proposal, ...] = ()
-    started: float = 0.0
+    started: float = 0.0  # perf_counter seconds
+    ready: torch.cuda.Event | None = None  # the tensors are on the host once it has passed
 
 
 class Engine:
@@ -74,14 +76,31 @@ class Engine:
         self.lag = 1 if on_gpu and self._max_draft == 0 else 0
 
     @classmethod
-    def build(cls, config: EngineConfig, *, stages: Stages = silent) -> Engine:
+    def build(
+        cls,
+        config: EngineConfig,
+        *,
+        loaded: LoadedModel | None = None,
+        stages: Stages = silent,
+    ) -> Engine:
         """Load the model, size the memory and return a ready engine.
+
+        Args:
+            config: what to build.
+            loaded: a model loaded before with the same model, device, dtype and weights, to be
+                shared with another engine.
+            stages: who measures the parts of a step.
 
         Raises:
             ConfigError: a value that cannot be served, a budget that does not hold one sequence.
             ModelError: files that are missing, damaged or unsupported.
         """
-        return cls(build_parts(config), stages=stages)
+        return cls(build_parts(config, loaded), stages=stages)
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The target's weights, to be shared with another engine through `build`."""
+        return self._parts.loaded
 
     @property
     def has_work(self) -> bool:
@@ -171,7 +190,7 @@ class Engine:
                     chunk.sequence.phase = Phase.DECODE
                 if chunk.picks:
                     chunk.sequence.in_flight += 1
-            return Pending(plan=plan, tensors=tensors, started=started)
+            return self._launched(plan, tensors, (), started)
         with self._stages("propose"):
             proposals = self._propose(plan)
         host_rows = [s.row for s in plan.sequences]
@@ -190,7 +209,24 @@ class Engine:
         )
         for sequence in plan.sequences:
             sequence.in_flight += 1
-        return Pending(plan=plan, tensors=tensors, proposals=proposals, started=started)
+        return self._launched(plan, tensors, proposals, started)
+
+    def _launched(
+        self,
+        plan: StepPlan,
+        tensors: StepTensors | None,
+        proposals: tuple[Proposal, ...],
+        started: float,
+    ) -> Pending:
+        """Start copying the results to the host; nothing waits here."""
+        ready = None
+        if tensors is not None and self._rows.device.type == "cuda":
+            tensors = tensors.to_host()
+            ready = torch.cuda.Event()
+            ready.record()
+        return Pending(
+            plan=plan, tensors=tensors, proposals=proposals, started=started, ready=ready
+        )
 
     def _propose(self, plan: StepPlan) -> tuple[Proposal, ...]:
         """Host proposals of the rows, pruned to what is worth verifying."""
@@ -224,6 +260,8 @@ class Engine:
             sequences = list(plan.sequences)
         if tensors is None:
             return []
+        if pending.ready is not None:
+            pending.ready.synchronize()
         emitted = tensors.emitted.tolist()
         paths = [[0]] * len(sequences) if tensors.path is None else tensors.path.tolist()
         outputs: list[StepOutput] = []

@@ -6,7 +6,7 @@ caller (`engine.py`) decides what to compute and later reads the result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,6 +38,15 @@ class StepTensors:
     logprobs: Tensor | None  # [B, A]
     top_ids: Tensor | None  # [B, A, K]
     top_logprobs: Tensor | None  # [B, A, K]
+
+    def to_host(self) -> StepTensors:
+        """Start the copy to the host; on a CUDA device it is done once the stream gets there.
+
+        The caller waits for an event recorded after this, never for the device.
+        """
+        return StepTensors(
+            **{f.name: _host_copy(getattr(self, f.name)) for f in fields(StepTensors)}
+        )
 
 
 @torch.inference_mode()
@@ -154,6 +163,13 @@ def _move_path(
     target.pool.move(
         torch.where(moved, src, nothing).view(-1), torch.where(moved, dst, nothing).view(-1)
     )
+
+
+def _host_copy(x: Tensor | None) -> Tensor | None:
+    if x is None or x.device.type == "cpu":
+        return x
+    pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    return pinned.copy_(x, non_blocking=True)
 
 
 def _column(x: Tensor | None) -> Tensor | None:
