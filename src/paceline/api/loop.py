@@ -1,0 +1,267 @@
+"""EngineLoop: one background thread that owns an engine, and a door to it for all other threads.
+
+Whoever wants tokens submits requests with a *sink*, a callable that takes each `StepOutput` on the
+loop's thread (so it must be quick: put it in a queue). The loop sleeps while the engine has no work.
+If a step raises, the engine's state is unknown: every open request's sink gets an
+`EngineStoppedError`, and nothing is accepted any more. A sink that raises loses only its own request.
+
+Not for: text (completion.py) and waiting for results (llm.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol, TypeVar
+
+from paceline.core.errors import EngineStoppedError, RequestError
+from paceline.core.request import Request, StepOutput
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Sink = Callable[[StepOutput | EngineStoppedError], object]
+
+
+class Steppable(Protocol):
+    """The part of `Engine` that the loop drives."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a call of `step` would do anything."""
+        ...
+
+    def add(self, request: Request) -> int:
+        """Queue a request; return its seed, or raise RequestError."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request; unknown ids are ignored."""
+        ...
+
+    def step(self) -> list[StepOutput]:
+        """Compute one step."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the engine holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Submit:
+    requests: Sequence[Request]
+    sink: Sink
+    seeds: Future[tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    request_ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    function: Callable[[], object]
+    outcome: Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    pass
+
+
+_Command = _Submit | _Abort | _Call | _Close
+
+
+class EngineLoop:
+    """Runs an engine in a thread of its own. All methods may be called from any thread."""
+
+    def __init__(self, engine: Steppable, *, prepare: Callable[[], object] = lambda: None) -> None:
+        """Start the thread.
+
+        Args:
+            engine: from now on only this loop's thread may touch it.
+            prepare: runs first on that thread, for settings that are kept per thread.
+        """
+        self._engine = engine
+        self._prepare = prepare
+        self._commands: SimpleQueue[_Command] = SimpleQueue()
+        self._sinks: dict[str, Sink] = {}
+        self._door = threading.Lock()  # guards `_stopped` against commands being put
+        self._stopped: EngineStoppedError | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def stopped(self) -> EngineStoppedError | None:
+        """Why the loop takes no more requests; None while it does."""
+        return self._stopped
+
+    def submit(self, requests: Sequence[Request], sink: Sink) -> Future[tuple[int, ...]]:
+        """Queue requests, all or none, between two steps.
+
+        Args:
+            requests: to be added together.
+            sink: gets every output of these requests, on the loop's thread; the last one of a
+                request has a finish reason. If the loop stops, gets one `EngineStoppedError`
+                for each request that is open.
+
+        Returns:
+            A future of the seeds used, in order. It raises RequestError if a request is refused,
+            and then none of them was added.
+
+        Raises:
+            EngineStoppedError: the loop has stopped.
+        """
+        seeds: Future[tuple[int, ...]] = Future()
+        self._put(_Submit(tuple(requests), sink, seeds))
+        return seeds
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests soon; their sinks get a last output. Unknown ids are ignored."""
+        try:
+            self._put(_Abort(tuple(request_ids)))
+        except EngineStoppedError:
+            return  # they have ended with the loop
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function on the loop's thread, between two steps: the way to look at the engine.
+
+        Raises:
+            EngineStoppedError: the loop has stopped.
+        """
+        outcome: Future[T] = Future()
+        self._put(_Call(function, outcome))
+        return outcome
+
+    def close(self) -> None:
+        """Stop after the running step; open requests end with EngineStoppedError. Repeatable."""
+        try:
+            self._put(_Close())
+        except EngineStoppedError:
+            pass
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _put(self, command: _Command) -> None:
+        with self._door:
+            if self._stopped is not None:
+                raise EngineStoppedError(str(self._stopped)) from self._stopped.__cause__
+            self._commands.put(command)
+
+    # -- on the loop's thread -----------------------------------------------------------------
+
+    def _run(self) -> None:
+        error = EngineStoppedError(
+            "the engine was closed and takes no more requests; build a new one to go on"
+        )
+        try:
+            self._prepare()
+            while True:
+                self._obey()
+                if self._closing:
+                    break
+                for output in self._engine.step():
+                    self._deliver(output)
+        except BaseException as failure:
+            log.exception("the engine loop failed")
+            error = EngineStoppedError(
+                f"the engine loop failed and has stopped ({type(failure).__name__}: {failure}); "
+                "its requests were ended; build a new engine to go on"
+            )
+            error.__cause__ = failure
+        finally:
+            self._stop(error)
+
+    def _obey(self) -> None:
+        """Carry out what was put; sleep until something is, if the engine has no work."""
+        while not self._closing:
+            try:
+                command = (
+                    self._commands.get_nowait() if self._engine.has_work else self._commands.get()
+                )
+            except Empty:
+                return
+            match command:
+                case _Submit():
+                    self._add(command)
+                case _Abort():
+                    for request_id in command.request_ids:
+                        self._engine.abort(request_id)
+                case _Call():
+                    _settle(command.outcome, command.function)
+                case _Close():
+                    self._closing = True
+
+    def _add(self, command: _Submit) -> None:
+        def add_all() -> tuple[int, ...]:
+            seeds: list[int] = []
+            count = len(command.requests)
+            try:
+                for request in command.requests:
+                    seeds.append(self._engine.add(request))
+            except RequestError as error:
+                for request in command.requests[: len(seeds)]:
+                    self._engine.abort(request.id)
+                if count == 1:
+                    raise
+                msg = f"request {len(seeds) + 1} of {count}: {error}"
+                raise type(error)(msg) from error
+            # No output can exist before the next step, so sinks are in time.
+            self._sinks.update((request.id, command.sink) for request in command.requests)
+            return tuple(seeds)
+
+        _settle(command.seeds, add_all)
+
+    def _deliver(self, output: StepOutput) -> None:
+        sink = self._sinks.get(output.request_id)
+        if sink is None:
+            return
+        if output.finish_reason is not None:
+            del self._sinks[output.request_id]
+        try:
+            sink(output)
+        except Exception:
+            log.exception("request %s: its sink failed; it is aborted", output.request_id)
+            self._sinks.pop(output.request_id, None)
+            self._engine.abort(output.request_id)
+
+    def _stop(self, error: EngineStoppedError) -> None:
+        with self._door:
+            self._stopped = error
+        sinks, self._sinks = list(self._sinks.values()), {}
+        for sink in sinks:
+            try:
+                sink(error)
+            except Exception:
+                log.exception("a sink failed while the loop was stopping")
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except Empty:
+                break
+            match command:
+                case _Submit():
+                    command.seeds.set_exception(error)
+                case _Call():
+                    command.outcome.set_exception(error)
+        try:
+            self._engine.close()
+        except Exception:
+            log.exception("the engine failed while it was closed")
+
+
+def _settle(future: Future[T], function: Callable[[], T]) -> None:
+    """Run a function into a future; an error is the future's, not the loop's."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(function())
+    except Exception as error:
+        future.set_exception(error)
