@@ -1,0 +1,313 @@
+"""SamplingTable: every row's sampling options, on the device and mirrored on the host.
+
+The device columns are what kernels read: the options are data of a step, not its shape. The host's
+mirror answers one question before a step is launched, "which options are in play?", so that a plain
+greedy step costs an argmax and nothing else.
+
+Letters: R row capacity (row R is a spare for padding), B rows of a step, A path length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import RequestError
+from paceline.core.request import MAX_DEVICE_STOP_IDS, SamplingParams
+from paceline.sample.noise import noise_key
+from paceline.sample.slots import OptionSlots
+
+# What a row's options ask for; a step ORs its rows' words. Plain ints: this is the host's hot path.
+NOISE: Final = 1  # temperature above 0
+MASK: Final = 2  # allowed or banned tokens
+MIN_TOKENS: Final = 4
+BIAS: Final = 8
+PENALTY: Final = 16
+MIN_P: Final = 32
+TOP_K: Final = 64
+TOP_P: Final = 128
+FILTERS: Final = MIN_P | TOP_K | TOP_P
+EDITS: Final = MASK | MIN_TOKENS | BIAS | PENALTY  # these change logits before the temperature
+PROCESSING: Final = NOISE | EDITS  # without any of these the target's token is a plain argmax
+
+_COLDEST: Final = 1e-5  # dividing by less overflows float32; from here on sampling is greedy anyway
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowOptions:
+    """The host's copy of one row: what `rowwise` reads instead of device columns."""
+
+    flags: int = 0
+    key: int = 0  # noise key
+    temperature: float = 0.0
+    log_min_p: float = -math.inf
+    top_k: int = 0  # V when off
+    top_p: float = 1.0
+    slot: int = 0
+    prompt_len: int = 0
+    limit: int = 0
+    stop_ids: frozenset[int] = frozenset()  # those that the device checks
+    num_logprobs: int = -1  # -1: none asked; 0: the emitted token's; k: and the top k's
+
+
+class SamplingTable:
+    """Per-row sampling state. Written by the row table's owner only.
+
+    Args:
+        num_rows: R.
+        vocab_size: V.
+        device: where the columns live.
+        num_option_slots: P, rows that may have penalties, biases or token masks at the same time.
+
+    Attributes:
+        temperature, top_p, log_min_p, repetition, presence, frequency: [R+1] float64.
+        top_k, key, min_tokens, prompt_lens, limits, slot, num_top: [R+1] int64. `limits` is the most known
+            tokens of a row (prompt and output, `next_token` included).
+        stop_ids: [R+1, 16] int64, -1 padded.
+        live: [R+1] bool; False for free rows, for row R, and once a row has ended.
+        host_stop_ids: row -> the stop ids beyond the first 16. The device does not see them: the
+            engine must look for them in what was emitted. (min_tokens bans them all the same.)
+    """
+
+    def __init__(
+        self, num_rows: int, vocab_size: int, device: torch.device | str, num_option_slots: int
+    ) -> None:
+        self.num_rows, self.vocab_size = num_rows, vocab_size
+        self.device = torch.device(device)
+        floats = torch.zeros(num_rows + 1, 6, dtype=torch.float64, device=self.device)
+        ints = torch.zeros(num_rows + 1, 7, dtype=torch.int64, device=self.device)
+        self._floats, self._ints = floats, ints
+        self.temperature, self.top_p, self.log_min_p = floats[:, 0], floats[:, 1], floats[:, 2]
+        self.repetition, self.presence, self.frequency = floats[:, 3], floats[:, 4], floats[:, 5]
+        self.top_k, self.key, self.min_tokens = ints[:, 0], ints[:, 1], ints[:, 2]
+        self.prompt_lens, self.limits, self.slot = ints[:, 3], ints[:, 4], ints[:, 5]
+        self.num_top = ints[:, 6]
+        self.stop_ids = torch.full(
+            (num_rows + 1, MAX_DEVICE_STOP_IDS), -1, dtype=torch.int64, device=self.device
+        )
+        self.live = torch.zeros(num_rows + 1, dtype=torch.bool, device=self.device)
+        self.host_stop_ids: dict[int, frozenset[int]] = {}
+        self.slots = OptionSlots(num_option_slots, vocab_size, self.device)
+        self.token_ids = torch.arange(vocab_size, dtype=torch.int32, device=self.device)  # [V]
+        self._neutral = RowOptions(top_k=vocab_size, slot=num_option_slots)
+        self._host = [self._neutral] * (num_rows + 1)
+        self._long_bans: dict[int, Tensor] = {}  # row -> stop ids beyond 16, for min_tokens
+        self._write(num_rows, self._neutral, SamplingParams(temperature=0.0))
+        self._ints[:] = self._ints[num_rows].clone()
+        self._floats[:] = self._floats[num_rows].clone()
+
+    # -- admission ----------------------------------------------------------------------------
+
+    def check(self, params: SamplingParams) -> None:
+        """Refuse options that this table can never serve.
+
+        Raises:
+            RequestError: a token id outside the vocabulary, nothing left to emit, or no slots.
+        """
+        size = self.vocab_size
+        named = {
+            "logit_bias": params.logit_bias,
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "banned_token_ids": params.banned_token_ids,
+        }
+        for name, ids in named.items():
+            outside = sorted(t for t in ids if not 0 <= t < size)
+            if outside:
+                msg = f"{name} names token {outside[0]}; possible are 0 ... {size - 1}; remove it"
+                raise RequestError(msg)
+        only = params.allowed_token_ids
+        left = (size if only is None else len(set(only))) - len(
+            set(params.banned_token_ids) & set(range(size) if only is None else only)
+        )
+        if left < 1:
+            msg = "banned_token_ids bans every allowed token; leave at least one to emit"
+            raise RequestError(msg)
+        if self.needs_slot(params) and self.slots.num_slots == 0:
+            msg = (
+                "penalties, logit_bias and token masks need an option slot and this engine has "
+                "none; give it option slots or drop these options"
+            )
+            raise RequestError(msg)
+
+    @staticmethod
+    def needs_slot(params: SamplingParams) -> bool:
+        """Whether these options need vocabulary-sized state."""
+        return bool(_flags(params, has_stops=False) & (MASK | BIAS | PENALTY))
+
+    def has_slot(self, params: SamplingParams) -> bool:
+        """Whether a row with these options could be assigned now; False: admission waits."""
+        return self.slots.num_free > 0 or not self.needs_slot(params)
+
+    def assign(
+        self,
+        row: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        sample_index: int,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+        stop_ids: Iterable[int],
+        limit: int,
+    ) -> None:
+        """Give `row` to a request; it becomes live.
+
+        Args:
+            row: 0 ... R-1, free.
+            params: the request's options.
+            seed: resolved seed.
+            sample_index: which of the request's n samples.
+            prompt_ids: the prompt.
+            output_ids: everything emitted so far, `next_token` included: counts are rebuilt from it
+                when a preempted request resumes.
+            stop_ids: resolved stop ids, end-of-text included.
+            limit: most known tokens: min(len(prompt_ids) + max_tokens, context window).
+        """
+        self.release(row)
+        stops = list(dict.fromkeys(stop_ids))
+        near, far = stops[:MAX_DEVICE_STOP_IDS], stops[MAX_DEVICE_STOP_IDS:]
+        flags = _flags(params, has_stops=bool(stops))
+        slot = self.slots.num_slots
+        if self.needs_slot(params):
+            assert self.slots.num_free > 0, "has_slot was not asked before assign"
+            slot = self.slots.take(params, prompt_ids, output_ids)
+        options = RowOptions(
+            flags=flags,
+            key=noise_key(seed, sample_index),
+            temperature=max(params.temperature, _COLDEST) if params.temperature > 0 else 0.0,
+            log_min_p=math.log(params.min_p) if params.min_p > 0 else -math.inf,
+            top_k=min(params.top_k, self.vocab_size) if params.top_k > 0 else self.vocab_size,
+            top_p=float(params.top_p),
+            slot=slot,
+            prompt_len=len(prompt_ids),
+            limit=limit,
+            stop_ids=frozenset(near),
+            num_logprobs=-1 if params.logprobs is None else params.logprobs,
+        )
+        self._write(row, options, params)
+        pad = [-1] * (MAX_DEVICE_STOP_IDS - len(near))
+        self.stop_ids[row] = torch.tensor(near + pad, dtype=torch.int64, device=self.device)
+        if far:
+            self.host_stop_ids[row] = frozenset(far)
+            self._long_bans[row] = torch.tensor(
+                [t for t in far if 0 <= t < self.vocab_size], dtype=torch.int64, device=self.device
+            )
+        self.live[row] = True
+
+    def release(self, row: int) -> None:
+        """The row is free again: not live, no slot, neutral options."""
+        held = self._host[row].slot
+        if held < self.slots.num_slots:
+            self.slots.give_back(held)
+        if self._host[row] is not self._neutral:
+            self._ints[row] = self._ints[self.num_rows]
+            self._floats[row] = self._floats[self.num_rows]
+            self.stop_ids[row] = -1
+        self._host[row] = self._neutral
+        self.host_stop_ids.pop(row, None)
+        self._long_bans.pop(row, None)
+        self.live[row] = False
+
+    # -- inside a step ------------------------------------------------------------------------
+
+    def commit(self, rows: Tensor, tokens: Tensor, host_rows: Sequence[int]) -> None:
+        """Emitted tokens enter the counts; free when no row of the step has penalties.
+
+        Args:
+            rows: [B] int64.
+            tokens: [B, A] int64 emitted tokens, -1 padded.
+            host_rows: the distinct rows, as the host knows them.
+        """
+        if self.in_play(host_rows) & PENALTY:
+            self.slots.add(self.slot[rows], tokens)
+
+    def in_play(self, host_rows: Iterable[int]) -> int:
+        """OR of the rows' option words."""
+        flags = 0
+        for row in host_rows:
+            flags |= self._host[row].flags
+        return flags
+
+    def host(self, row: int) -> RowOptions:
+        """The host's copy of a row's options."""
+        return self._host[row]
+
+    def num_logprobs(self, host_rows: Iterable[int]) -> int:
+        """Most top log-probabilities that a row of the step asks for; -1: none asks for any."""
+        return max((self._host[row].num_logprobs for row in host_rows), default=-1)
+
+    def long_bans(self, host_rows: Iterable[int]) -> list[tuple[int, Tensor]]:
+        """(row, stop ids beyond the device's 16) of rows that must not stop before min_tokens."""
+        return [
+            (row, self._long_bans[row])
+            for row in host_rows
+            if row in self._long_bans and self._host[row].flags & MIN_TOKENS
+        ]
+
+    def ends(self, rows: Tensor, tokens: Tensor, known: Tensor) -> Tensor:
+        """Whether emitting `tokens` ends their rows: a stop id, or the limit.
+
+        Args:
+            rows: [M] int64.
+            tokens: [M] int64 the token emitted.
+            known: [M] int64 tokens known with it, prompt included.
+
+        Returns:
+            [M] bool.
+        """
+        stop = (self.stop_ids[rows] == tokens.unsqueeze(1)).any(dim=1)
+        return stop | (known >= self.limits[rows])
+
+    # -- private ------------------------------------------------------------------------------
+
+    def _write(self, row: int, options: RowOptions, params: SamplingParams) -> None:
+        self._host[row] = options
+        self._floats[row] = torch.tensor(
+            [
+                options.temperature,
+                options.top_p,
+                options.log_min_p,
+                params.repetition_penalty,
+                params.presence_penalty,
+                params.frequency_penalty,
+            ],
+            dtype=torch.float64,
+            device=self.device,
+        )
+        self._ints[row] = torch.tensor(
+            [
+                options.top_k,
+                options.key,
+                params.min_tokens,
+                options.prompt_len,
+                options.limit,
+                options.slot,
+                options.num_logprobs,
+            ],
+            dtype=torch.int64,
+            device=self.device,
+        )
+
+
+def _flags(params: SamplingParams, *, has_stops: bool) -> int:
+    flags = 0
+    if params.temperature > 0:
+        flags |= NOISE
+        # At temperature 0 these three keep the best token, which is all that matters.
+        flags |= MIN_P if params.min_p > 0 else 0
+        flags |= TOP_K if params.top_k > 0 else 0
+        flags |= TOP_P if params.top_p < 1 else 0
+    if params.allowed_token_ids is not None or params.banned_token_ids:
+        flags |= MASK
+    if params.min_tokens > 0 and has_stops:
+        flags |= MIN_TOKENS
+    if params.logit_bias:
+        flags |= BIAS
+    if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
+        flags |= PENALTY
+    return flags

@@ -1,0 +1,98 @@
+"""OptionSlots: the vocabulary-sized state of the few rows whose options need it.
+
+Counts of emitted tokens, which tokens the prompt holds, which tokens are allowed, and logit biases
+are all as wide as the vocabulary. A table of them for every row would be large and almost always
+neutral, so P slots are shared by the rows that ask; admission waits for a free one. Slot P is a
+spare: rows without a slot point at it, it is neutral, and whatever must go nowhere is counted there.
+
+Letters: P slots, V vocabulary, m rows of a chunk, K bias pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.request import SamplingParams
+
+MAX_BIAS = 1024
+
+
+class OptionSlots:
+    """Owner of the slots' tensors; `SamplingTable` is the only caller that writes.
+
+    Args:
+        num_slots: P.
+        vocab_size: V.
+        device: where the tensors live.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        rows = num_slots + 1
+        self.num_slots = num_slots
+        self.vocab_size = vocab_size
+        self.counts = torch.zeros(rows, vocab_size, dtype=torch.int32, device=device)
+        self.in_prompt = torch.zeros(rows, vocab_size, dtype=torch.bool, device=device)
+        self.allowed = torch.ones(rows, vocab_size, dtype=torch.bool, device=device)
+        # Biases are pairs: 1,024 of them are less than one dense row. Padding adds 0 to token 0.
+        self.bias_ids = torch.zeros(rows, MAX_BIAS, dtype=torch.int64, device=device)
+        self.bias_values = torch.zeros(rows, MAX_BIAS, dtype=torch.float64, device=device)
+        self.num_bias = [0] * rows
+        self._free = list(range(num_slots - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        """Slots that nobody holds."""
+        return len(self._free)
+
+    def take(
+        self, params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    ) -> int:
+        """Fill a free slot from a request and return its number."""
+        slot = self._free.pop()
+        device = self.counts.device
+        self.counts[slot].zero_()
+        self._count(slot, output_ids)
+        self.in_prompt[slot].zero_()
+        self.in_prompt[slot, _ids(set(prompt_ids), self.vocab_size, device)] = True
+        only = params.allowed_token_ids
+        self.allowed[slot].fill_(only is None)
+        if only is not None:
+            self.allowed[slot, _ids(only, self.vocab_size, device)] = True
+        self.allowed[slot, _ids(params.banned_token_ids, self.vocab_size, device)] = False
+        bias = params.logit_bias
+        self.bias_ids[slot].zero_()
+        self.bias_values[slot].zero_()
+        self.bias_ids[slot, : len(bias)] = torch.tensor(
+            list(bias), dtype=torch.int64, device=device
+        )
+        self.bias_values[slot, : len(bias)] = torch.tensor(
+            list(bias.values()), dtype=torch.float64, device=device
+        )
+        self.num_bias[slot] = len(bias)
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """Free a slot; `take` clears what it held."""
+        self.num_bias[slot] = 0
+        self._free.append(slot)
+
+    def add(self, slots: Tensor, tokens: Tensor) -> None:
+        """Count emitted tokens: slots [B] int64, tokens [B, A] int64, -1 padded."""
+        real = tokens >= 0
+        where = torch.where(real, slots.unsqueeze(1), self.num_slots)
+        ones = torch.ones_like(tokens, dtype=torch.int32)
+        self.counts.index_put_((where, tokens.clamp(min=0)), ones, accumulate=True)
+        # The spare is every row's "nowhere": it must stay neutral.
+        self.counts[self.num_slots].zero_()
+
+    def _count(self, slot: int, token_ids: Sequence[int]) -> None:
+        ids = _ids(token_ids, self.vocab_size, self.counts.device)
+        self.counts[slot] = torch.bincount(ids, minlength=self.vocab_size).to(torch.int32)
+
+
+def _ids(token_ids: Sequence[int] | set[int], vocab_size: int, device: torch.device) -> Tensor:
+    inside = [t for t in token_ids if 0 <= t < vocab_size]
+    return torch.tensor(inside, dtype=torch.int64, device=device)

@@ -1,0 +1,132 @@
+"""verify: how far the target's own tokens go along each row's draft tree.
+
+One rule for chains, trees and no draft at all. The target's token at a node depends on the node's
+path, position and the request's seed only, never on the tree; the walk then follows the child that
+carries it. So the emitted tokens are those of autoregressive decoding with that seed, whichever
+drafter ran, at any temperature and with any option (drafter-invariant decoding, arXiv 2408.07978).
+The tree decides only how many are emitted in a step.
+
+A node at depth d of a row with `lens` cached tokens emits at position lens + d + 1, as the row's
+(lens + 1 + d - prompt_len)-th output token counted from 0; lens + d + 2 tokens are known with it.
+
+Letters: B rows, N nodes a tree, T selected nodes, A path length, H hidden size, K top logprobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.core.tree import DraftTree, Selection, Verdict
+from paceline.ops.reference.tree import parents_of, path_tokens_of, walk
+from paceline.sample import options as opt
+from paceline.sample.hostwalk import verify_host
+from paceline.sample.sampler import Head, PickNodes, choose, pick_by
+
+if TYPE_CHECKING:
+    from paceline.sample.options import SamplingTable
+
+
+def verify(
+    tree: DraftTree,
+    selection: Selection,
+    hidden: Tensor,
+    head: Head,
+    table: SamplingTable,
+    rows: Tensor,
+    lens: Tensor,
+    host_rows: Sequence[int],
+    allowed: Tensor | None = None,
+) -> Verdict:
+    """Pick at every selected node and walk.
+
+    On a CPU the walk goes first and picks only at the nodes it reaches (`hostwalk`): the same
+    verdict for as many picks as tokens are emitted.
+
+    Args:
+        tree: proposals, [B, N].
+        selection: the T verified nodes.
+        hidden: [T, H] their final hidden states.
+        head: hidden -> logits.
+        table: sampling options.
+        rows: [B] int64 row ids.
+        lens: [B] int64 tokens cached before this step.
+        host_rows: the distinct rows, as the host knows them.
+        allowed: [T, ceil(V / 32)] int32 grammar bits for each node, or None.
+
+    Returns:
+        The verdict. A row that is not live, or has no selected node, gets count 0, alive False and
+        its root as `next_token`.
+    """
+    if hidden.is_cpu:
+        return verify_host(tree, selection, hidden, head, table, rows, lens, allowed)
+    return verify_device(tree, selection, hidden, head, table, rows, lens, host_rows, allowed)
+
+
+def verify_device(
+    tree: DraftTree,
+    selection: Selection,
+    hidden: Tensor,
+    head: Head,
+    table: SamplingTable,
+    rows: Tensor,
+    lens: Tensor,
+    host_rows: Sequence[int],
+    allowed: Tensor | None = None,
+) -> Verdict:
+    """`verify` as device operations only, fixed shapes, no read of a device value; A is N."""
+    width = tree.token_ids.shape[1]
+    node = selection.node
+    dead = node < 0
+    flat = node.clamp(min=0)
+    owner = torch.div(flat, width, rounding_mode="floor")
+    row_of = torch.where(dead, table.num_rows, rows[owner])
+    position = lens[owner] + tree.depths.view(-1)[flat] + 1
+    parents = parents_of(tree, selection)
+    needs_path = table.in_play(host_rows) & opt.PENALTY
+    picks = pick_by(
+        choose,
+        hidden,
+        head,
+        PickNodes(
+            rows=row_of,
+            positions=position,
+            num_output=position - table.prompt_lens[row_of],
+            path_tokens=path_tokens_of(tree, selection, parents, width if needs_path else 1),
+            allowed=allowed,
+            host_rows=host_rows,
+        ),
+        table,
+    )
+    tokens = tree.token_ids.view(-1)[flat]
+    ends = table.ends(row_of, picks.tokens, position + 1)
+    first, past = selection.cu_q[:-1], selection.cu_q[1:]
+    roots = torch.where(table.live[rows] & (past > first), first, -1)
+    path = walk(tokens, parents, picks.tokens, ends, roots, width)
+
+    on_path = path >= 0
+    count = on_path.sum(1)
+    moved = count > 0
+    at = path.clamp(min=0)
+    last = at.gather(1, (count - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+    return Verdict(
+        path=torch.where(on_path, path - first.unsqueeze(1), -1),
+        path_tokens=torch.where(on_path, tokens[at], -1),
+        count=count,
+        next_token=torch.where(moved, picks.tokens[last], tree.token_ids[:, 0]),
+        alive=moved & ~ends[last],
+        logprobs=_along(picks.logprobs, at, on_path, torch.nan),
+        top_ids=_along(picks.top_ids, at, on_path, -1),
+        top_logprobs=_along(picks.top_logprobs, at, on_path, torch.nan),
+    )
+
+
+def _along(values: Tensor | None, at: Tensor, on_path: Tensor, fill: float) -> Tensor | None:
+    """Gather values [T, ...] at the path's nodes [B, A] -> [B, A, ...], `fill` past its end."""
+    if values is None:
+        return None
+    keep = on_path.view(*on_path.shape, *([1] * (values.ndim - 1)))
+    return torch.where(keep, values[at], fill)
