@@ -20,7 +20,10 @@ def main() -> int:
     import paceline
 
     installed = Path(paceline.__file__).resolve().parent
-    if SOURCE in (installed, *installed.parents) or Path(sys.prefix).resolve() not in installed.parents:
+    if (
+        SOURCE in (installed, *installed.parents)
+        or Path(sys.prefix).resolve() not in installed.parents
+    ):
         print(f"paceline comes from {installed}, not from the environment {sys.prefix}")
         return 1
     if paceline.__version__ != metadata.version("paceline"):
