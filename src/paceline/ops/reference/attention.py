@@ -59,13 +59,7 @@ def padded_view(batch: ForwardBatch, page_size: int) -> PaddedView:
     prefix, tail = batch.prefix_lens[rows, None], batch.tail_lens[rows, None]
     start, stop = batch.cu_q[: batch.num_rows, None], batch.cu_q[1 : batch.num_rows + 1, None]
     dev, tokens = batch.positions.device, batch.positions.shape[0]
-    if dev.type == "cpu":
-        num_keys = int((prefix + tail).max())
-        assert int((stop - start).max()) <= batch.q_len, "a row has more queries than q_len"
-        words = num_keys if batch.mask is None else batch.mask.shape[1] * _WORD
-        assert int(tail.max()) <= words, "the tail is longer than the mask has bits"
-    else:
-        num_keys = batch.pages.shape[1] * page_size
+    num_keys = _num_keys(batch, page_size)
     flat = torch.arange(tokens, device=dev)
     row = torch.searchsorted(stop.squeeze(1).contiguous(), flat, right=True)
     dead = row >= batch.num_rows
@@ -89,6 +83,20 @@ def padded_view(batch: ForwardBatch, page_size: int) -> PaddedView:
         key_pos=torch.where(ahead >= 0, own_pos, place),
         mask=batch.mask,
     )
+
+
+def _num_keys(batch: ForwardBatch, page_size: int) -> int:
+    """Keys of the longest row; where reading that would stall, what the page table can hold."""
+    if batch.positions.device.type != "cpu":
+        return batch.pages.shape[1] * page_size
+    tails = batch.tail_lens[: batch.num_rows]
+    num_keys = int((batch.prefix_lens[: batch.num_rows] + tails).max())
+    assert int(batch.cu_q[: batch.num_rows + 1].diff().max()) <= batch.q_len, (
+        "a row has more queries than q_len"
+    )
+    words = num_keys if batch.mask is None else batch.mask.shape[1] * _WORD
+    assert int(tails.max()) <= words, "the tail is longer than the mask has bits"
+    return num_keys
 
 
 def visible(view: PaddedView, site: AttnSite, rows: slice, queries: slice) -> Tensor:
