@@ -1,13 +1,15 @@
-"""The key-value part of a GGUF file, read quickly and without reading any tensor.
+"""The header of a GGUF file: keys, values and the table of tensors, read without reading tensors.
 
 For: what is needed at start-up, the model's shape and its tokenizer. The `gguf` package wraps every
 string of an array in its own numpy view, which takes seconds for a vocabulary; here a vocabulary of
 49,152 tokens takes about 50 ms, so nothing has to be cached.
-Not for: tensors, quantised formats or writing; the `gguf` package does those.
+Not for: the tensors' bytes, quantised formats or writing; the `gguf` package does those.
 
 Format: GGUF versions 2 and 3, little-endian. A header (magic, version, number of tensors, number of
 keys) is followed by the keys, each a string, a type and a value; a string is a 64-bit length and
-UTF-8 bytes, an array an element type, a 64-bit length and the elements.
+UTF-8 bytes, an array an element type, a 64-bit length and the elements. Then follow the tensors, each
+a name, its dimensions (fastest first), a type and the offset of its bytes from the start of the data,
+which begins at the next multiple of the alignment.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -41,10 +45,41 @@ _SCALARS = {
 }
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _MAX_ARRAY_DEPTH = 4  # nested arrays are legal; deeper than this is damage
+_MAX_DIMENSIONS = 4  # of a tensor, by the specification
+_ALIGNMENT = 32  # where the file names none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GGUFTensor:
+    """Where one tensor lies in the file."""
+
+    kind: int  # GGML's number of the format
+    shape: tuple[int, ...]  # as torch has it: [rows, columns] of a matrix
+    offset: int  # bytes from the start of the file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GGUFHeader:
+    """Everything before the tensors' bytes."""
+
+    metadata: Mapping[str, GGUFValue]
+    tensors: Mapping[str, GGUFTensor]
 
 
 def read_gguf_metadata(path: str | os.PathLike[str]) -> dict[str, GGUFValue]:
     """Return all key-value pairs of a GGUF file, in file order.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ModelError: as `read_gguf_header`.
+    """
+    return dict(read_gguf_header(path).metadata)
+
+
+def read_gguf_header(path: str | os.PathLike[str]) -> GGUFHeader:
+    """Return the key-value pairs and the table of tensors of a GGUF file, in file order.
 
     Args:
         path: the file.
@@ -79,7 +114,7 @@ class _DamagedError(Exception):
     """What is wrong with the bytes; turned into a `ModelError` that names the file."""
 
 
-def _read(data: mmap.mmap) -> dict[str, GGUFValue]:
+def _read(data: mmap.mmap) -> GGUFHeader:
     if data[:4] != _MAGIC:
         msg = f"it starts with {data[:4]!r} instead of {_MAGIC!r}"
         raise _DamagedError(msg)
@@ -89,13 +124,23 @@ def _read(data: mmap.mmap) -> dict[str, GGUFValue]:
     if version not in _VERSIONS:
         msg = f"its version is {version}"
         raise _DamagedError(msg)
-    cursor.unpack(_U64)  # number of tensors
+    num_tensors = int(cursor.unpack(_U64))
     num_keys = int(cursor.unpack(_U64))
     pairs: dict[str, GGUFValue] = {}
     for _ in range(num_keys):
         key = cursor.string()
         pairs[key] = cursor.value(int(cursor.unpack(_U32)), depth=0)
-    return pairs
+    listed = [(cursor.string(), cursor.tensor()) for _ in range(num_tensors)]
+    alignment = pairs.get("general.alignment", _ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        msg = f"its alignment is {alignment!r}"
+        raise _DamagedError(msg)
+    start = -(-cursor.position // alignment) * alignment
+    tensors = {
+        name: GGUFTensor(kind=kind, shape=shape, offset=start + offset)
+        for name, (kind, shape, offset) in listed
+    }
+    return GGUFHeader(metadata=pairs, tensors=tensors)
 
 
 class _Cursor:
@@ -124,6 +169,16 @@ class _Cursor:
             return self.unpack(_SCALARS[kind])
         msg = f"there is a value of unknown type {kind} at byte {self.position}"
         raise _DamagedError(msg)
+
+    def tensor(self) -> tuple[int, tuple[int, ...], int]:
+        """Return (kind, shape, offset from the start of the data)."""
+        num_dimensions = int(self.unpack(_U32))
+        if num_dimensions > _MAX_DIMENSIONS:
+            msg = f"a tensor has {num_dimensions} dimensions at byte {self.position}"
+            raise _DamagedError(msg)
+        dimensions = [int(self.unpack(_U64)) for _ in range(num_dimensions)]
+        kind, offset = int(self.unpack(_U32)), int(self.unpack(_U64))
+        return kind, tuple(reversed(dimensions)), offset
 
     def _array(self, depth: int) -> list[GGUFValue]:
         if depth > _MAX_ARRAY_DEPTH:

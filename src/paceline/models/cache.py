@@ -1,0 +1,82 @@
+"""The folder where converted models are kept, and the digests that its entries are named by.
+
+An entry's name starts with the SHA-256 of the file that it was made from, so it can't go stale and
+may be shared by any number of processes. The digest itself is remembered by path, size and
+modification time, so that a second start does not read the whole file again.
+
+`PACELINE_CACHE` moves the folder (default: ~/.cache/paceline).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+from paceline.models.atomic import replacing
+
+logger = logging.getLogger(__name__)
+
+_HEX_LEN = 64
+
+
+def cache_folder() -> Path:
+    """Return the cache folder, made if it was missing.
+
+    Raises:
+        OSError: it can't be made, or is not a folder.
+    """
+    chosen = os.environ.get("PACELINE_CACHE")
+    if chosen:
+        folder = Path(chosen)
+    else:
+        try:
+            folder = Path.home() / ".cache" / "paceline"
+        except RuntimeError as error:  # an account without a home folder
+            raise OSError(str(error)) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal; remembered in the cache folder where that works.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    path = path.resolve()
+    stat = path.stat()
+    return _digest(path, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _digest(path: Path, size: int, mtime_ns: int) -> str:
+    memo = _memo(path, size, mtime_ns)
+    if memo is not None:
+        try:
+            known = memo.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError):
+            known = ""
+        if len(known) == _HEX_LEN:
+            return known
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if memo is not None:
+        try:
+            memo.parent.mkdir(exist_ok=True)
+            with replacing(memo) as out:
+                out.write(found.encode("ascii"))
+        except OSError as error:
+            logger.debug("digest of %s is not remembered: %s", path, error)
+    return found
+
+
+def _memo(path: Path, size: int, mtime_ns: int) -> Path | None:
+    """Where the digest of exactly this state of the file is remembered; None without a cache."""
+    key = hashlib.sha256(f"{path}\0{size}\0{mtime_ns}".encode(errors="surrogateescape"))
+    try:
+        return cache_folder() / "digests" / key.hexdigest()
+    except OSError:
+        return None
