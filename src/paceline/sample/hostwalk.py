@@ -17,8 +17,8 @@ from torch import Tensor
 
 from paceline.core.tree import DraftTree, Selection, Verdict
 from paceline.sample import options as opt
-from paceline.sample.rowwise import argmax, draw
-from paceline.sample.sampler import CHUNK, Head, scored
+from paceline.sample.rowwise import argmax, draw, score
+from paceline.sample.sampler import CHUNK, Head
 
 if TYPE_CHECKING:
     from paceline.sample.options import SamplingTable
@@ -53,7 +53,7 @@ def verify_host(
         start = cu_q[some.start]
         if cu_q[some.stop] == start:
             continue
-        logits = head(hidden[start : cu_q[some.stop]])
+        logits = head(hidden[start : cu_q[some.stop]]).detach()
         for b in some:
             first, past = cu_q[b], cu_q[b + 1]
             if not live[b] or past == first:
@@ -126,10 +126,10 @@ class _Scores:
             self.logprobs = self.logprobs.to(logits.dtype)
             self.top_logprobs = self.top_logprobs.to(logits.dtype)
         num_top = self.top_ids.shape[2]
-        logprob, top_ids, top_logprobs = scored(logits.unsqueeze(0), torch.tensor([token]), num_top)
-        self.logprobs[b, level] = logprob[0]
-        self.top_ids[b, level] = top_ids[0]
-        self.top_logprobs[b, level] = top_logprobs[0]
+        logprob, top_ids, top_logprobs = score(logits, token, num_top)
+        self.logprobs[b, level] = logprob
+        self.top_ids[b, level] = top_ids
+        self.top_logprobs[b, level] = top_logprobs
 
 
 def _parent_places(tree: DraftTree, node: Tensor) -> list[int]:

@@ -50,6 +50,7 @@ class RowOptions:
     top_p: float = 1.0
     slot: int = 0
     prompt_len: int = 0
+    min_tokens: int = 0
     limit: int = 0
     stop_ids: frozenset[int] = frozenset()  # those that the device checks
     num_logprobs: int = -1  # -1: none asked; 0: the emitted token's; k: and the top k's
@@ -66,8 +67,8 @@ class SamplingTable:
 
     Attributes:
         temperature, top_p, log_min_p, repetition, presence, frequency: [R+1] float64.
-        top_k, key, min_tokens, prompt_lens, limits, slot, num_top: [R+1] int64. `limits` is the most known
-            tokens of a row (prompt and output, `next_token` included).
+        top_k, key, min_tokens, prompt_lens, limits, slot, num_top: [R+1] int64. `limits` is the most
+            known tokens of a row (prompt and output, `next_token` included).
         stop_ids: [R+1, 16] int64, -1 padded.
         live: [R+1] bool; False for free rows, for row R, and once a row has ended.
         host_stop_ids: row -> the stop ids beyond the first 16. The device does not see them: the
@@ -96,7 +97,7 @@ class SamplingTable:
         self.token_ids = torch.arange(vocab_size, dtype=torch.int32, device=self.device)  # [V]
         self._neutral = RowOptions(top_k=vocab_size, slot=num_option_slots)
         self._host = [self._neutral] * (num_rows + 1)
-        self._long_bans: dict[int, Tensor] = {}  # row -> stop ids beyond 16, for min_tokens
+        self._bans: dict[int, list[Tensor]] = {}
         self._write(num_rows, self._neutral, SamplingParams(temperature=0.0))
         self._ints[:] = self._ints[num_rows].clone()
         self._floats[:] = self._floats[num_rows].clone()
@@ -109,24 +110,7 @@ class SamplingTable:
         Raises:
             RequestError: a token id outside the vocabulary, nothing left to emit, or no slots.
         """
-        size = self.vocab_size
-        named = {
-            "logit_bias": params.logit_bias,
-            "allowed_token_ids": params.allowed_token_ids or (),
-            "banned_token_ids": params.banned_token_ids,
-        }
-        for name, ids in named.items():
-            outside = sorted(t for t in ids if not 0 <= t < size)
-            if outside:
-                msg = f"{name} names token {outside[0]}; possible are 0 ... {size - 1}; remove it"
-                raise RequestError(msg)
-        only = params.allowed_token_ids
-        left = (size if only is None else len(set(only))) - len(
-            set(params.banned_token_ids) & set(range(size) if only is None else only)
-        )
-        if left < 1:
-            msg = "banned_token_ids bans every allowed token; leave at least one to emit"
-            raise RequestError(msg)
+        self.slots.check(params)
         if self.needs_slot(params) and self.slots.num_slots == 0:
             msg = (
                 "penalties, logit_bias and token masks need an option slot and this engine has "
@@ -185,6 +169,7 @@ class SamplingTable:
             top_p=float(params.top_p),
             slot=slot,
             prompt_len=len(prompt_ids),
+            min_tokens=params.min_tokens,
             limit=limit,
             stop_ids=frozenset(near),
             num_logprobs=-1 if params.logprobs is None else params.logprobs,
@@ -194,9 +179,15 @@ class SamplingTable:
         self.stop_ids[row] = torch.tensor(near + pad, dtype=torch.int64, device=self.device)
         if far:
             self.host_stop_ids[row] = frozenset(far)
-            self._long_bans[row] = torch.tensor(
-                [t for t in far if 0 <= t < self.vocab_size], dtype=torch.int64, device=self.device
-            )
+        if flags & MIN_TOKENS:
+            self._bans[row] = [
+                torch.tensor(
+                    [t for t in part if 0 <= t < self.vocab_size],
+                    dtype=torch.int64,
+                    device=self.device,
+                )
+                for part in ((near, far) if far else (near,))
+            ]
         self.live[row] = True
 
     def release(self, row: int) -> None:
@@ -210,7 +201,7 @@ class SamplingTable:
             self.stop_ids[row] = -1
         self._host[row] = self._neutral
         self.host_stop_ids.pop(row, None)
-        self._long_bans.pop(row, None)
+        self._bans.pop(row, None)
         self.live[row] = False
 
     # -- inside a step ------------------------------------------------------------------------
@@ -241,13 +232,12 @@ class SamplingTable:
         """Most top log-probabilities that a row of the step asks for; -1: none asks for any."""
         return max((self._host[row].num_logprobs for row in host_rows), default=-1)
 
-    def long_bans(self, host_rows: Iterable[int]) -> list[tuple[int, Tensor]]:
-        """(row, stop ids beyond the device's 16) of rows that must not stop before min_tokens."""
-        return [
-            (row, self._long_bans[row])
-            for row in host_rows
-            if row in self._long_bans and self._host[row].flags & MIN_TOKENS
-        ]
+    def bans(self, row: int) -> list[Tensor]:
+        """A row's stop ids within the vocabulary: the device's 16, then those beyond; [K] int64.
+
+        Empty where min_tokens is not in play.
+        """
+        return self._bans.get(row, [])
 
     def ends(self, rows: Tensor, tokens: Tensor, known: Tensor) -> Tensor:
         """Whether emitting `tokens` ends their rows: a stop id, or the limit.
@@ -283,7 +273,7 @@ class SamplingTable:
             [
                 options.top_k,
                 options.key,
-                params.min_tokens,
+                options.min_tokens,
                 options.prompt_len,
                 options.limit,
                 options.slot,

@@ -52,14 +52,14 @@ def edit(
     slots, size = table.slots, logits.shape[1]
     slot = table.slot[rows] if flags & (opt.MASK | opt.BIAS | opt.PENALTY) else rows
     if flags & opt.MASK:
-        logits = logits.masked_fill(~slots.allowed[slot], ops.NEG_INF)
+        logits = logits.masked_fill(slots.banned[slot], ops.NEG_INF)
     if allowed is not None:
         logits = logits.masked_fill(~ops.unpack_bits(allowed, size), ops.NEG_INF)
     if flags & opt.MIN_TOKENS:
         early = num_output < table.min_tokens[rows]
-        if not logits.is_cpu or bool(early.any()):
-            logits = ops.ban(logits, table.stop_ids[rows], early)
-            for row, ids in table.long_bans(host_rows):
+        logits = ops.ban(logits, table.stop_ids[rows], early)
+        for row in host_rows:
+            for ids in table.bans(row)[1:]:
                 logits = ops.ban(logits, ids.expand(len(rows), -1), early & (rows == row))
     if flags & opt.BIAS:
         logits = ops.add_bias(logits, slots.bias_ids[slot], slots.bias_values[slot])

@@ -1,15 +1,16 @@
-"""One position at a time on a CPU: the same token as `sampler.choose`, for less work.
+"""One position at a time on a CPU: what `sampler.choose` defines, for a fraction of the work.
 
-A CPU has no launches to save and no read to fear, so a position is processed with the options of its
-own row only, filters work on the tokens they leave, and noise is made for those alone. Working by
-the row is also what makes a row's bits independent of its company: every operation sees the same
-shape whatever the batch is.
+A CPU has no launches to save and no read to fear. So a position is processed with the options of its
+own row only; penalties, bans and biases touch the tokens concerned, filters work on what they leave,
+and noise is made for the survivors alone. Working by the row is also what makes a row's bits
+independent of its company: every operation sees the same shape whatever the batch is.
 
-Letters: V vocabulary.
+Letters: V vocabulary, n survivors, K top log-probabilities.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,11 @@ from torch import Tensor
 from paceline.ops.reference import sampling as ops
 from paceline.sample import options as opt
 from paceline.sample.noise import gumbel, hash_row, noise_words
-from paceline.sample.process import edit
 
 if TYPE_CHECKING:
     from paceline.sample.options import SamplingTable
 
-_FIRST_GUESS = 64  # most nuclei are smaller; a partial sort of this many is cheap
+_NUCLEUS_DEPTHS = (4.0, 10.0, math.inf)  # logits below the best within which a nucleus is sought
 
 
 def argmax_rows(logits: Tensor) -> Tensor:
@@ -64,16 +64,7 @@ def draw(
     """
     options = table.host(row)
     if options.flags & opt.EDITS or allowed is not None:
-        logits = edit(
-            logits.unsqueeze(0),
-            torch.tensor([row]),
-            torch.tensor([num_output]),
-            torch.tensor([path_tokens], dtype=torch.int64).view(1, -1),
-            None if allowed is None else allowed.unsqueeze(0),
-            table,
-            options.flags,
-            (row,),
-        )[0]
+        logits = _edit(logits, row, num_output, path_tokens, allowed, table)
     if not options.flags & opt.NOISE:
         return argmax(logits)
     logits = logits / options.temperature
@@ -86,8 +77,31 @@ def draw(
     return int(ids[best]) if ids.shape[0] else 0
 
 
+def score(logits: Tensor, token: int, num_top: int) -> tuple[float, Tensor, Tensor]:
+    """`sampler.scored` for one position.
+
+    Args:
+        logits: [V], unprocessed.
+        token: the emitted token.
+        num_top: K.
+
+    Returns:
+        The token's log-probability, top_ids [K] int64 best first, top_logprobs [K].
+    """
+    normaliser = (
+        logits.max() + ops.sum_in_order((logits - logits.max()).exp().unsqueeze(0))[0].log()
+    )
+    top = torch.empty(0, dtype=torch.int64)
+    if num_top > 0:
+        top = _best(logits, num_top)
+        if top.shape[0] < num_top:  # NaN compares with nothing
+            top = torch.topk(logits, num_top).indices
+        top = top[torch.sort(logits[top], descending=True, stable=True).indices]
+    return float(logits[token] - normaliser), top, logits[top] - normaliser
+
+
 def survivors(logits: Tensor, options: opt.RowOptions) -> Tensor | None:
-    """Ids that min_p, top_k and top_p leave, ascending [n] int64; None: all. logits is [V]."""
+    """Ids that min_p, top_k and top_p leave, ascending [n] int64; None: all. Logits are [V]."""
     ids: Tensor | None = None
     if options.flags & opt.MIN_P:
         gap = logits - logits.max()
@@ -98,47 +112,97 @@ def survivors(logits: Tensor, options: opt.RowOptions) -> Tensor | None:
         ids = best if ids is None else ids[best]
         logits = logits[best]
     if options.top_p < 1 and logits.shape[0]:
-        size = _nucleus(logits, options.top_p)
-        if size < logits.shape[0]:
-            best = _best(logits, size)
-            ids = best if ids is None else ids[best]
+        best = _nucleus(logits, options.top_p)
+        ids = best if ids is None else ids[best]
     return ids
+
+
+def _edit(
+    logits: Tensor,
+    row: int,
+    num_output: int,
+    path_tokens: Sequence[int],
+    allowed: Tensor | None,
+    table: SamplingTable,
+) -> Tensor:
+    """`process.edit` for one position, [V] -> [V]."""
+    options, slots = table.host(row), table.slots
+    logits = logits.clone()
+    if options.flags & opt.MASK:
+        logits.masked_fill_(slots.banned[options.slot], ops.NEG_INF)
+    if allowed is not None:
+        bits = ops.unpack_bits(allowed.unsqueeze(0), logits.shape[0])[0]
+        logits.masked_fill_(~bits, ops.NEG_INF)
+    if options.flags & opt.MIN_TOKENS and num_output < options.min_tokens:
+        for ids in table.bans(row):
+            kept = logits[ids]
+            logits[ids] = ops.NEG_INF
+            if not float(logits.max()) > ops.NEG_INF:
+                logits[ids] = kept  # a ban may not leave nothing
+    if options.flags & opt.BIAS:
+        num = slots.num_bias[options.slot]
+        values = slots.bias_values[options.slot, :num].to(logits.dtype)
+        logits[slots.bias_ids[options.slot, :num]] += values
+    if options.flags & opt.PENALTY:
+        counts = slots.counts[options.slot].clone()
+        for token in path_tokens:
+            if token >= 0:
+                counts[token] += 1
+        in_prompt = slots.in_prompt[options.slot]
+        seen = _where((counts > 0) | in_prompt)
+        at = torch.tensor([row])
+        logits[seen] = ops.penalize(
+            logits[seen].unsqueeze(0),
+            counts[seen].unsqueeze(0),
+            in_prompt[seen].unsqueeze(0),
+            torch.empty(1, 0, dtype=torch.int64),
+            table.repetition[at],
+            table.presence[at],
+            table.frequency[at],
+        )[0]
+    return logits
 
 
 def _best(logits: Tensor, count: int) -> Tensor:
     """Indices of the `count` best of logits [n], value descending then index; ascending [count]."""
     border = torch.topk(logits, count).values[-1]
-    keep = _where(logits >= border)
+    return _cut(logits, _where(logits >= border), border, count)
+
+
+def _cut(logits: Tensor, keep: Tensor, border: Tensor, count: int) -> Tensor:
+    """Drop the last ties at the border where more than `count` indices are kept."""
     extra = keep.shape[0] - count
     if extra <= 0:
         return keep
-    # Too many tie at the border: the last of them go.
     ties = _where(logits[keep] == border)
     stays = torch.ones(keep.shape[0], dtype=torch.bool)
     stays[ties[ties.shape[0] - extra :]] = False
     return keep[stays]
 
 
-def _nucleus(logits: Tensor, top_p: float) -> int:
-    """`nucleus_size` of logits [n], from a partial sort where that suffices."""
-    total = int(ops.mass(logits, logits.max()).sum())
-    enough = top_p * float(total)
-    num = logits.shape[0]
-    guess = _FIRST_GUESS
-    while True:
-        guess = num if guess * 64 > num else guess
-        ranked = torch.topk(logits, guess).values if guess < num else _descending(logits)
-        weights = ops.mass(ranked, ranked[:1])
-        upto = weights.cumsum(0)
-        size = int(((upto - weights).to(torch.float64) < enough).sum())
-        if size < guess or guess == num:
-            return max(size, 1)
-        guess *= 16
+def _nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """Indices of the nucleus of logits [n], ascending.
 
-
-def _descending(logits: Tensor) -> Tensor:
-    """Sorted values; NumPy's sort is vectorised, torch's carries indices along."""
-    return torch.from_numpy(np.sort(logits.detach().numpy())[::-1].copy())
+    What lies within some depth of the best usually carries the mass, so only that is sorted.
+    """
+    best = logits.max()
+    weights = ops.mass(logits, best)
+    enough = top_p * float(int(weights.sum()))
+    for depth in _NUCLEUS_DEPTHS:
+        near = _where(logits >= best - depth)
+        inside = logits[near]
+        if depth < math.inf and not float(int(weights[near].sum())) >= enough:
+            continue
+        # NumPy's sort is vectorised; torch's carries indices along.
+        ranked = torch.from_numpy(np.sort(inside.numpy())[::-1].copy())
+        if not ranked.shape[0]:
+            break
+        part = ops.mass(ranked, best)
+        before = part.cumsum(0) - part
+        size = max(int((before.to(torch.float64) < enough).sum()), 1)
+        border = ranked[size - 1]
+        return near[_cut(inside, _where(inside >= border), border, size)]
+    return torch.empty(0, dtype=torch.int64)  # NaN
 
 
 def _where(keep: Tensor) -> Tensor:

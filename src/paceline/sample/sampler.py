@@ -25,7 +25,7 @@ from paceline.ops.reference import sampling as ops
 from paceline.sample import options as opt
 from paceline.sample.noise import gumbel, hash_tokens, noise_words_of
 from paceline.sample.process import edit, filter_tokens, temper
-from paceline.sample.rowwise import argmax_rows, draw
+from paceline.sample.rowwise import argmax_rows, draw, score
 
 if TYPE_CHECKING:
     from paceline.sample.options import SamplingTable
@@ -85,7 +85,7 @@ def pick_by(
     parts = []
     for start in range(0, hidden.shape[0], CHUNK):
         stop = start + CHUNK
-        logits = head(hidden[start:stop])
+        logits = head(hidden[start:stop]).detach()
         part = nodes if hidden.shape[0] <= CHUNK else _slice(nodes, start, stop)
         parts.append(chooser(logits, part, table))
     if len(parts) == 1:
@@ -169,8 +169,7 @@ def choose_host(logits: Tensor, nodes: PickNodes, table: SamplingTable) -> Picks
     top_logprobs = logits.new_full(shape, torch.nan)
     for i, row in enumerate(rows):
         if table.host(row).num_logprobs >= 0:
-            one = scored(logits[i : i + 1], tokens[i : i + 1], shape[1])
-            logprobs[i], top_ids[i], top_logprobs[i] = one[0][0], one[1][0], one[2][0]
+            logprobs[i], top_ids[i], top_logprobs[i] = score(logits[i], int(tokens[i]), shape[1])
     return Picks(tokens=tokens, logprobs=logprobs, top_ids=top_ids, top_logprobs=top_logprobs)
 
 

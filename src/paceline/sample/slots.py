@@ -1,6 +1,6 @@
 """OptionSlots: the vocabulary-sized state of the few rows whose options need it.
 
-Counts of emitted tokens, which tokens the prompt holds, which tokens are allowed, and logit biases
+Counts of emitted tokens, which tokens the prompt holds, which tokens are banned, and logit biases
 are all as wide as the vocabulary. A table of them for every row would be large and almost always
 neutral, so P slots are shared by the rows that ask; admission waits for a free one. Slot P is a
 spare: rows without a slot point at it, it is neutral, and whatever must go nowhere is counted there.
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.core.errors import RequestError
 from paceline.core.request import SamplingParams
 
 MAX_BIAS = 1024
@@ -35,7 +36,7 @@ class OptionSlots:
         self.vocab_size = vocab_size
         self.counts = torch.zeros(rows, vocab_size, dtype=torch.int32, device=device)
         self.in_prompt = torch.zeros(rows, vocab_size, dtype=torch.bool, device=device)
-        self.allowed = torch.ones(rows, vocab_size, dtype=torch.bool, device=device)
+        self.banned = torch.zeros(rows, vocab_size, dtype=torch.bool, device=device)
         # Biases are pairs: 1,024 of them are less than one dense row. Padding adds 0 to token 0.
         self.bias_ids = torch.zeros(rows, MAX_BIAS, dtype=torch.int64, device=device)
         self.bias_values = torch.zeros(rows, MAX_BIAS, dtype=torch.float64, device=device)
@@ -46,6 +47,31 @@ class OptionSlots:
     def num_free(self) -> int:
         """Slots that nobody holds."""
         return len(self._free)
+
+    def check(self, params: SamplingParams) -> None:
+        """Refuse token ids outside the vocabulary, and masks that leave nothing.
+
+        Raises:
+            RequestError: naming the option, what is possible and what to do.
+        """
+        only = params.allowed_token_ids
+        named = {
+            "logit_bias": params.logit_bias,
+            "allowed_token_ids": only or (),
+            "banned_token_ids": params.banned_token_ids,
+        }
+        for name, ids in named.items():
+            for token in ids:
+                if not 0 <= token < self.vocab_size:
+                    msg = (
+                        f"{name} names token {token}; this model's tokens are "
+                        f"0 ... {self.vocab_size - 1}; remove it"
+                    )
+                    raise RequestError(msg)
+        banned = set(params.banned_token_ids)
+        if len(banned) == self.vocab_size or (only is not None and banned.issuperset(only)):
+            msg = "banned_token_ids bans every token that is allowed; leave at least one to emit"
+            raise RequestError(msg)
 
     def take(
         self, params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int]
@@ -58,10 +84,10 @@ class OptionSlots:
         self.in_prompt[slot].zero_()
         self.in_prompt[slot, _ids(set(prompt_ids), self.vocab_size, device)] = True
         only = params.allowed_token_ids
-        self.allowed[slot].fill_(only is None)
+        self.banned[slot].fill_(only is not None)
         if only is not None:
-            self.allowed[slot, _ids(only, self.vocab_size, device)] = True
-        self.allowed[slot, _ids(params.banned_token_ids, self.vocab_size, device)] = False
+            self.banned[slot, _ids(only, self.vocab_size, device)] = False
+        self.banned[slot, _ids(params.banned_token_ids, self.vocab_size, device)] = True
         bias = params.logit_bias
         self.bias_ids[slot].zero_()
         self.bias_values[slot].zero_()
