@@ -1,0 +1,57 @@
+"""Attention as ten lines of dense softmax, and a pass over one whole text: what models need to run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.batch import AttnSite, ForwardBatch, ForwardMode
+from paceline.models import CausalLM
+
+
+class DenseAttend:
+    """Causal attention over one row, nothing cached."""
+
+    def heads(self, site: AttnSite, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        scores = torch.einsum("ihd,jhd->hij", q, k) * site.scale
+        future = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
+        weights = scores.masked_fill(future, float("-inf")).softmax(-1)
+        return torch.einsum("hij,jhd->ihd", weights, v)
+
+
+def whole(token_ids: Sequence[int]) -> ForwardBatch:
+    """One row, all of its tokens as queries, nothing cached before."""
+    count = len(token_ids)
+    zero = torch.zeros(1, dtype=torch.int64)
+    return ForwardBatch(
+        mode=ForwardMode.EXTEND,
+        num_rows=1,
+        q_len=count,
+        rows=zero,
+        token_ids=torch.tensor(token_ids),
+        positions=torch.arange(count),
+        slots=torch.full((count,), -1),
+        prefix_lens=zero,
+        cu_q=torch.tensor([0, count]),
+        tail_lens=torch.tensor([count]),
+        mask=None,
+        pages=torch.zeros(1, 1, dtype=torch.int32),
+    )
+
+
+@torch.inference_mode()
+def logits(net: CausalLM, token_ids: Sequence[int]) -> Tensor:
+    """Logits [T, V] of a text."""
+    return net.head(net(whole(token_ids), DenseAttend()).hidden)
+
+
+def greedy(net: CausalLM, token_ids: Sequence[int], count: int) -> list[int]:
+    """The next `count` tokens at temperature 0."""
+    text = list(token_ids)
+    for _ in range(count):
+        text.append(int(logits(net, text)[-1].argmax()))
+    return text[len(token_ids) :]
