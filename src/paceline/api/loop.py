@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
@@ -125,10 +126,8 @@ class EngineLoop:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests soon; their sinks get a last output. Unknown ids are ignored."""
-        try:
+        with suppress(EngineStoppedError):  # then they have ended with the loop
             self._put(_Abort(tuple(request_ids)))
-        except EngineStoppedError:
-            return  # they have ended with the loop
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run a function on the loop's thread, between two steps: the way to look at the engine.
@@ -142,10 +141,8 @@ class EngineLoop:
 
     def close(self) -> None:
         """Stop after the running step; open requests end with EngineStoppedError. Repeatable."""
-        try:
+        with suppress(EngineStoppedError):
             self._put(_Close())
-        except EngineStoppedError:
-            pass
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -205,7 +202,7 @@ class EngineLoop:
             count = len(command.requests)
             try:
                 for request in command.requests:
-                    seeds.append(self._engine.add(request))
+                    seeds.append(self._engine.add(request))  # noqa: PERF401 (counted below)
             except RequestError as error:
                 for request in command.requests[: len(seeds)]:
                     self._engine.abort(request.id)
@@ -247,10 +244,9 @@ class EngineLoop:
             except Empty:
                 break
             match command:
-                case _Submit():
-                    command.seeds.set_exception(error)
-                case _Call():
-                    command.outcome.set_exception(error)
+                case _Submit(seeds=future) | _Call(outcome=future):
+                    if future.set_running_or_notify_cancel():
+                        future.set_exception(error)
         try:
             self._engine.close()
         except Exception:
@@ -263,5 +259,5 @@ def _settle(future: Future[T], function: Callable[[], T]) -> None:
         return
     try:
         future.set_result(function())
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (whoever waits raises it)
         future.set_exception(error)

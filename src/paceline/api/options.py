@@ -109,9 +109,9 @@ def engine_config(values: Mapping[str, object], base: EngineConfig | None = None
         if option is None:
             problems.append(_unknown(given))
             continue
-        new = {option.field: value}
+        new: dict[str, object] = {option.field: value}
         if option.name == "spec" and isinstance(value, str):
-            new = split_spec(value)
+            new = dict(split_spec(value))
         elif not _accepts(value, option.annotation):
             problems.append(f"{given} must be {_spell(option.annotation)}, got {value!r}")
         for name, item in new.items():

@@ -1,0 +1,1 @@
+"""Measuring the engine on prompts: workloads, runs against an own baseline, records."""

@@ -1,0 +1,8 @@
+"""`python -m paceline.cli`."""
+
+import sys
+
+from paceline.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""The `paceline` program: its commands, and what every error becomes.
+
+Exit codes: 0 good; 1 a failure, or a check that did not hold; 2 what was asked cannot be served;
+130 Ctrl-C; 141 the reader of the output has gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+from cyclopts import App, CycloptsError
+
+import paceline
+from paceline.cli.console import complain, epilogue, silence_streams
+from paceline.core.errors import (
+    ConfigError,
+    EngineStoppedError,
+    ModelError,
+    PacelineError,
+    RequestError,
+)
+
+log = logging.getLogger(__name__)
+
+FAILED = 1
+MISUSED = 2
+INTERRUPTED = 130
+READER_GONE = 141  # 128 + SIGPIPE, as for a program that the signal ends
+
+# name -> ("module:function", examples shown by --help)
+_COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "generate": (
+        "paceline.cli.generate:generate",
+        (
+            'paceline generate "Once upon a time" --max-tokens 64',
+            "cat notes.txt | paceline generate --spec ngram --spec-nodes 8",
+            'paceline generate "Pick a colour:" --n 4 --seed 1 --json',
+        ),
+    ),
+    "chat": (
+        "paceline.cli.chat:chat",
+        (
+            "paceline chat",
+            'paceline chat "Why is the sky blue?" --temperature 0',
+            'git diff | paceline chat - --system "Describe this change."',
+        ),
+    ),
+    "bench": (
+        "paceline.cli.bench:bench",
+        (
+            "paceline bench prompts.jsonl --spec ngram --spec suffix:path --spec suffix:tree",
+            "paceline bench question.jsonl --category qa --limit 10 --temperature 1 --repeats 3",
+            "paceline bench HumanEval.jsonl.gz --raw --concurrency 8 > record.json",
+        ),
+    ),
+    "check": ("paceline.cli.check:CHECKS", ()),
+    "doctor": ("paceline.cli.doctor:doctor", ("paceline doctor", "paceline doctor --json")),
+    "demo": ("paceline.cli.demo:demo", ("paceline demo", 'paceline demo "Repeat: a b c"')),
+}
+
+
+def build_app() -> App:
+    """The command line's description."""
+    app = App(
+        name="paceline",
+        help="Lossless speculative decoding: the same tokens, sooner.",
+        version=paceline.__version__,
+        help_format="plaintext",
+        result_action="return_value",
+    )
+    for name, (target, examples) in _COMMANDS.items():
+        module, _, attr = target.partition(":")
+        command = getattr(importlib.import_module(module), attr)
+        if isinstance(command, App):
+            app.command(command, name=name)
+        else:
+            app.command(command, name=name, help_epilogue=epilogue(examples))
+    return app
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the program; every outcome is an exit code and at most one message on stderr."""
+    try:
+        with _logging_to_stderr():
+            code = _obey(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = READER_GONE
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        complain("interrupted")
+    silence_streams()
+    return code
+
+
+def _obey(argv: Sequence[str]) -> int:
+    try:
+        outcome = build_app()(list(argv), exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        complain(f"{error} Try 'paceline --help'.")
+        return MISUSED
+    except (ConfigError, RequestError, ModelError) as error:
+        complain(str(error))
+        return MISUSED
+    except (EngineStoppedError, PacelineError, MemoryError) as error:
+        complain(str(error) or type(error).__name__)
+        return FAILED
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        complain(f"the system refused: {error}")
+        return FAILED
+    except Exception as error:
+        log.debug("internal error", exc_info=True)
+        complain(
+            f"internal error: {type(error).__name__}: {error}. This is a fault of Paceline's; "
+            "please report it with the traceback that PACELINE_LOG=debug shows."
+        )
+        return FAILED
+    return outcome if isinstance(outcome, int) else 0
+
+
+class _Formatter(logging.Formatter):
+    """One line a record; tracebacks only where somebody debugs."""
+
+    def __init__(self, *, tracebacks: bool) -> None:
+        super().__init__("paceline: %(levelname)s: %(message)s")
+        self._tracebacks = tracebacks
+
+    def formatException(self, ei: object) -> str:  # noqa: N802 (logging's name)
+        return super().formatException(ei) if self._tracebacks else ""  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _logging_to_stderr() -> Iterator[None]:
+    """PACELINE_LOG=debug|info|warning|error; warnings by default. As it was before, afterwards."""
+    asked = os.environ.get("PACELINE_LOG", "warning").upper()
+    level = logging.getLevelNamesMapping().get(asked, logging.WARNING)
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Formatter(tracebacks=level <= logging.DEBUG))
+    root = logging.getLogger("paceline")
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(level)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)

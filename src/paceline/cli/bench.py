@@ -1,0 +1,115 @@
+"""`paceline bench`: accept length and speed of drafters, each beside its own baseline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from paceline.bench.run import Settings
+from paceline.cli.console import notes, progress
+from paceline.cli.flags import SpecChoices, with_flags
+from paceline.core.errors import ConfigError
+
+_INFLATES = "ignore_eos: text after the end of an answer repeats itself and inflates accept length"
+_NOISE = "none: drafts nothing, so its speed ratio shows the noise of this measurement"
+
+
+@with_flags
+def bench(
+    prompts: Annotated[
+        list[Path] | None,
+        Parameter(
+            help="JSONL files, gzipped or not, in the shape of Spec-Bench ('turns'), SPEED-Bench "
+            "('messages'), GSM8K ('question'), HumanEval or plain ('prompt')"
+        ),
+    ] = None,
+    /,
+    *,
+    settings: Settings,
+    choices: SpecChoices,
+    category: Annotated[
+        list[str] | None,
+        Parameter(help="only this group or category; give it several times", negative_iterable=()),
+    ] = None,
+    limit: Annotated[int | None, Parameter(help="prompts per group, the first ones")] = None,
+    raw: Annotated[
+        bool, Parameter(negative="", help="prompts as they are, without the chat template")
+    ] = False,
+    out: Annotated[Path | None, Parameter(help="write the record to this file too")] = None,
+    plot: Annotated[
+        Path | None, Parameter(help="draw the record into this .png, .svg or .pdf (matplotlib)")
+    ] = None,
+) -> int:
+    """Measure drafters on prompts: accept length, speed against no drafting, equal outputs.
+
+    Each drafter and its own autoregressive baseline take turns, prompt by prompt, in one process.
+    A table goes to stderr, and one JSON record is the last line of stdout.
+    """
+    if not prompts:
+        msg = "no prompts: name one or more JSONL files, such as Spec-Bench's question.jsonl"
+        raise ConfigError(msg)
+    _check(settings, limit)
+    from paceline.bench import plot as plots
+    from paceline.bench.report import SpecRun, record, table
+    from paceline.bench.run import run
+    from paceline.bench.workload import load
+    from paceline.cli.workbench import (
+        Workbench,
+        check_lengths,
+        command_line,
+        encode,
+        publish,
+        stop_ids,
+        tokenizer,
+    )
+
+    if plot is not None:
+        plots.check(plot)
+    workload = load(prompts, categories=category or (), limit=limit, raw=raw)
+    tokens = tokenizer(choices.items[0].config)
+    tasks = encode(workload, tokens)
+    workbench = Workbench()
+    runs = []
+    for choice in choices.items:
+        with workbench.engine(choice.config) as engine, progress(choice.spec) as bar:
+            check_lengths(tasks, engine.max_len)
+            slices = run(engine, tasks, settings, stop_ids=stop_ids(tokens, engine), progress=bar)
+            runs.append(
+                SpecRun(
+                    spec=choice.spec,
+                    config=engine.config,
+                    notes=engine.notes,
+                    tasks=tasks,
+                    slices=slices,
+                )
+            )
+    warnings = [_INFLATES] if settings.ignore_eos else []
+    warnings += [_NOISE] if any(c.config.draft.method == "none" for c in choices.items) else []
+    console = notes()
+    console.print(table(runs))
+    for warning in warnings:
+        console.print(f"note: {warning}")
+    made = record(runs, workload, settings, command=command_line(), warnings=warnings)
+    if plot is not None:
+        plots.draw(made, plot)
+    publish(made, out)
+    return 0
+
+
+def _check(settings: Settings, limit: int | None) -> None:
+    problems = [
+        f"--{name.replace('_', '-')} {value} must be >= {low}"
+        for name, value, low in (
+            ("max_tokens", settings.max_tokens, 1),
+            ("repeats", settings.repeats, 1),
+            ("warmup", settings.warmup, 0),
+            ("concurrency", settings.concurrency, 1),
+            ("limit", limit, 1),
+        )
+        if value is not None and value < low
+    ]
+    if problems:
+        msg = "invalid options: " + "; ".join(problems)
+        raise ConfigError(msg)

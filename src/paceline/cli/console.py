@@ -1,0 +1,100 @@
+"""Standard streams: answers on stdout, everything else on stderr; bars and colours on terminals only.
+
+rich respects NO_COLOR and finds out by itself whether a stream is a terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from paceline.core.errors import ConfigError, RequestError
+
+
+def notes() -> Console:
+    """Where tables, progress and remarks go: stderr."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:  # a file gets whole lines, not what fits 80 columns
+        console = Console(stderr=True, highlight=False, soft_wrap=True, width=160)
+    return console
+
+
+def say(text: str) -> None:
+    """Write a part of an answer at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def complain(message: str) -> None:
+    """Say what is wrong, on stderr."""
+    print(f"paceline: {message}", file=sys.stderr)
+
+
+def epilogue(examples: Sequence[str]) -> str | None:
+    """Examples as `--help` shows them."""
+    return "\n".join(["Examples:", "", *(f"  {e}" for e in examples)]) if examples else None
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr if that is a terminal; yields (done, total) -> None."""
+    console = notes()
+    bar = Progress(
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def read_prompt(prompt: str | None) -> str:
+    """The prompt given, or what stands on stdin: for "-", or for none if stdin is no terminal.
+
+    Raises:
+        RequestError: it is empty, or not text.
+        ConfigError: there is none.
+    """
+    if prompt is None and sys.stdin.isatty():
+        msg = "no prompt: give one as an argument, or on standard input"
+        raise ConfigError(msg)
+    if prompt is None or prompt == "-":
+        try:
+            prompt = sys.stdin.read()
+        except UnicodeDecodeError as error:
+            msg = f"the prompt on standard input is no UTF-8 text ({error}); convert it first"
+            raise RequestError(msg) from error
+        prompt = prompt.removesuffix("\n")
+    if not prompt:
+        msg = "the prompt is empty; give some text as an argument, or on standard input"
+        raise RequestError(msg)
+    return prompt
+
+
+def silence_streams() -> None:
+    """After a reader has gone: let what Python still writes at exit vanish without a complaint."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BrokenPipeError:
+                os.dup2(nowhere, stream.fileno())

@@ -1,0 +1,108 @@
+"""`paceline demo`: one prompt, with the drafter and without, side by side."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from paceline.bench.prompts import DEMO
+from paceline.cli.console import notes, read_prompt
+from paceline.cli.flags import with_flags
+from paceline.cli.generate import stream_text
+from paceline.core.config import EngineConfig
+from paceline.core.request import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.api.llm import LLM
+    from paceline.api.results import Result
+
+_MAX_TOKENS = 160
+_WARM_UP = ("Say hello.", 8)  # prompt, tokens
+_ABOUT_DEFAULT = (
+    "The default prompt asks for a copy of a text: there, drafters that copy show what they can do."
+)
+
+
+@with_flags
+def demo(
+    prompt: Annotated[
+        str | None,
+        Parameter(help="what to ask; default: to copy a text, which suits a drafter that copies"),
+    ] = None,
+    /,
+    *,
+    config: EngineConfig,
+    max_tokens: Annotated[int, Parameter(help="most tokens to be made")] = _MAX_TOKENS,
+    temperature: Annotated[float, Parameter(help="0 is greedy")] = 0.0,
+    seed: Annotated[int, Parameter(help="the same seed repeats the same answer")] = 0,
+) -> int:
+    """Answer a prompt with the drafter, then without, and compare speed and output."""
+    drafted = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    plain = replace(drafted, num_speculative_tokens=0)
+    text = DEMO if prompt is None else read_prompt(prompt)
+    # Without the prefix cache both ways compute the whole prompt.
+    config = replace(config, cache=replace(config.cache, prefix_cache=False))
+    from paceline.api.llm import LLM
+
+    console, remarks = Console(highlight=False), notes()
+    with ExitStack() as stack:
+        with remarks.status(f"loading {config.model} (the first start takes longer)"):
+            llm = stack.enter_context(LLM(config=config))
+            _warm_up(llm, drafted, plain)
+        ids = llm.tokenizer.encode_chat([{"role": "user", "content": text}])
+        if prompt is None:
+            console.print(_ABOUT_DEFAULT, style="dim")
+        results = {}
+        for name, params in ((config.draft.method, drafted), ("autoregressive", plain)):
+            console.print(f"\n[bold]{name}[/bold]")
+            results[name] = stream_text(llm, ids, params)
+        console.print()
+        console.print(_table(results))
+        console.print(_comparison(llm, results, plain), markup=False)
+    return 0
+
+
+def _warm_up(llm: LLM, *ways: SamplingParams) -> None:
+    """First passes set up kernels; nobody's figure should carry that."""
+    text, count = _WARM_UP
+    ids = llm.tokenizer.encode_chat([{"role": "user", "content": text}])
+    for params in ways:
+        llm.generate(ids, replace(params, max_tokens=count))
+
+
+def _table(results: dict[str, Result]) -> Table:
+    table = Table()
+    for column in ("", "tokens/s", "accept length", "steps", "tokens", "prompt tokens"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, result in results.items():
+        table.add_row(
+            name,
+            f"{result.tokens_per_second:.1f}",
+            f"{result.accept_length:.2f}",
+            str(result.stats.num_steps),
+            str(len(result.token_ids)),
+            str(result.stats.num_prompt_tokens),
+        )
+    return table
+
+
+def _comparison(llm: LLM, results: dict[str, Result], params: SamplingParams) -> str:
+    """Whether both answers are the same; where they are not, how close the choice was."""
+    drafted, plain = results.values()
+    if drafted.token_ids == plain.token_ids:
+        return f"The outputs are equal: all {len(plain.token_ids)} tokens are the same."
+    again = llm.generate(plain.prompt_ids, replace(params, seed=plain.seed, logprobs=2))[0]
+    pairs = zip(plain.token_ids, drafted.token_ids, strict=False)
+    index = next((i for i, (a, b) in enumerate(pairs) if a != b), len(again.token_ids) - 1)
+    top = again.logprobs[index].top if again.logprobs and index < len(again.logprobs) else ()
+    gap = f"{top[0].logprob - top[1].logprob:.6g}" if len(top) >= 2 else "unknown"
+    return (
+        f"The outputs differ from output token {index} on, where the gap of the two best logits is "
+        f"{gap}. This machine rounds differently for different numbers of rows; see "
+        "'paceline doctor'."
+    )

@@ -1,0 +1,161 @@
+"""`paceline doctor`: what this machine is, what will be used on it, and why the rest is not."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from paceline.cli.flags import with_flags
+from paceline.core.config import EngineConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from paceline.bench.machine import Json
+
+_GB = 1e9
+
+
+@with_flags
+def doctor(
+    *,
+    config: EngineConfig,
+    as_json: Annotated[
+        bool, Parameter(name="--json", negative="", help="one JSON object instead of text")
+    ] = False,
+) -> int:
+    """Show machine, versions, memory, models and backends, with the reason for every refusal."""
+    import torch
+
+    from paceline.bench.machine import machine, source, versions
+    from paceline.core.device import TORCH_DTYPES, has_native_bf16
+    from paceline.draft import DRAFTERS
+    from paceline.engine.build import resolve
+
+    resolved = resolve(config)
+    device, dtype = torch.device(resolved.device), TORCH_DTYPES[resolved.dtype]
+    found: dict[str, Json] = {
+        "versions": {**versions(), **source()},
+        "machine": machine(device),
+        "choice": {
+            "device": resolved.device,
+            "dtype": resolved.dtype,
+            "threads": resolved.threads,
+            "batch_invariant": resolved.batch_invariant,
+            "native_bf16": has_native_bf16() if device.type == "cpu" else None,
+        },
+        "model": _model(config.model),
+        "cache": _cache(),
+        "drafters": list(DRAFTERS.names()),
+        "attention": _attention(config, device, dtype),
+        "ops": _ops(device, dtype),
+    }
+    if as_json:
+        print(json.dumps(found, ensure_ascii=False))
+    else:
+        _show(found)
+    return 0
+
+
+def _model(name: str) -> Json:
+    """Where the model is, or why it is not to be had; no weights are read."""
+    from paceline.core.errors import ModelError
+    from paceline.models.source import resolve
+
+    try:
+        files = resolve(name)
+    except ModelError as error:
+        return {"name": name, "found": False, "reason": str(error)}
+    size = (
+        sum(f.stat().st_size for f in files.path.rglob("*.safetensors"))
+        if files.path.is_dir()
+        else files.path.stat().st_size
+    )
+    return {
+        "name": name,
+        "found": True,
+        "path": str(files.path),
+        "kind": files.kind,
+        "size_gb": round(size / _GB, 3),
+    }
+
+
+def _cache() -> Json:
+    """The folder of converted models."""
+    import os
+    import shutil
+
+    from paceline.models.cache import cache_folder
+
+    try:
+        folder = cache_folder()
+    except OSError as error:
+        return {"usable": False, "reason": str(error)}
+    return {
+        "folder": str(folder),
+        "usable": os.access(folder, os.W_OK),
+        "free_gb": round(shutil.disk_usage(folder).free / _GB, 2),
+    }
+
+
+def _attention(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Json:
+    """Every attention backend with its reason; the first without one is used."""
+    from paceline.attention import refusals
+    from paceline.kv.layout import Heads
+
+    layout = Heads(num_heads=3, head_dim=64)  # the default model's
+    return dict(refusals(layout, device, dtype, config.cache.page_size))
+
+
+def _ops(device: torch.device, dtype: torch.dtype) -> Json:
+    """Per operator: its implementations, which one is used, why the others are not."""
+    from paceline.ops.dispatch import OPS, explain
+
+    return {
+        op: [
+            {"name": c.name, "chosen": c.chosen, "reason": c.reason}
+            for c in explain(op, device.type, dtype)
+        ]
+        for op in OPS
+    }
+
+
+def _show(found: dict[str, Json]) -> None:
+    for title in ("versions", "machine", "choice", "model", "cache"):
+        print(title)
+        section = found[title]
+        assert isinstance(section, dict)
+        for key, value in section.items():
+            if value is not None:
+                print(f"  {key.replace('_', ' '):<16} {_words(value)}")
+    print(f"drafters\n  {_words(found['drafters'])}")
+    print("attention backends, best first")
+    attention, used = found["attention"], False
+    assert isinstance(attention, dict)
+    for name, reason in attention.items():
+        verdict = f"refused: {reason}" if reason else "possible" if used else "used"
+        used = used or reason is None
+        print(f"  {name:<16} {verdict}")
+    print("operators")
+    ops = found["ops"]
+    assert isinstance(ops, dict)
+    for op, lines in ops.items():
+        assert isinstance(lines, list)
+        print(f"  {op:<16} " + "; ".join(_line(line) for line in lines))
+
+
+def _line(line: Json) -> str:
+    assert isinstance(line, dict)
+    if line["chosen"]:
+        return f"{line['name']} (used)"
+    return f"{line['name']} (" + (f"refused: {line['reason']})" if line["reason"] else "possible)")
+
+
+def _words(value: Json) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)

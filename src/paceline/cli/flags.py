@@ -1,0 +1,272 @@
+"""Flags made from the config dataclasses: a flag without a field cannot exist.
+
+A command is a plain function whose parameters say what it needs; `with_flags` gives it a signature
+in which a parameter of type `EngineConfig`, `SpecChoices`, `SamplingParams` or `Settings` is
+replaced by that class's fields, as keyword-only flags with help and default. Only flags that were
+given are passed on, so "given" and "left at its default" stay apart.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from typing import Annotated, Any, get_type_hints
+
+from cyclopts import Group, Parameter
+
+from paceline.api.options import ALIASES, Option, engine_config, options
+from paceline.bench.run import Settings
+from paceline.core.config import EngineConfig
+from paceline.core.errors import ConfigError, RequestError
+from paceline.core.request import SamplingParams
+
+_SPECULATION = Group("Speculation", sort_key=30)
+_SAMPLING = Group("Sampling", sort_key=20)
+_RUN = Group("Run", sort_key=10)
+_ENGINE = Group("Engine", sort_key=40)
+
+_SPEC_HELP = (
+    "drafter: none, ngram, suffix (suffix:path, suffix:tree); none is plain autoregressive decoding"
+)
+_CONFIG_HELP = (
+    "the same and more as a JSON object with vLLM's keys, for example "
+    """'{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}'"""
+)
+# SamplingParams has no help texts of its own; tests check that every field is here.
+SAMPLING_HELP: Mapping[str, str] = {
+    "max_tokens": "most tokens to be made",
+    "temperature": "0 is greedy",
+    "top_p": "keep the most likely tokens up to this share of probability",
+    "top_k": "keep this many of the most likely tokens; 0: all",
+    "min_p": "keep tokens at least this likely, relative to the most likely one",
+    "repetition_penalty": "above 1 discourages tokens of prompt and answer",
+    "presence_penalty": "above 0 discourages tokens of the answer",
+    "frequency_penalty": "above 0 discourages tokens by their count in the answer",
+    "logit_bias": """JSON object, token id to bias, for example '{"198": -5}'""",
+    "allowed_token_ids": "only these token ids may be made; give it several times",
+    "banned_token_ids": "these token ids may not be made; give it several times",
+    "min_tokens": "no stop before this many tokens",
+    "stop": "end at this text; give it several times",
+    "stop_token_ids": "end at this token id; give it several times",
+    "ignore_eos": "go on after the model's end of text",
+    "seed": "the same seed repeats the same answer; default: drawn, and reported",
+    "n": "independent answers to the prompt",
+    "logprobs": "report log-probabilities: of each token, and of this many alternatives",
+    "skip_special_tokens": "leave special tokens out of the text",
+    "include_stop_str_in_output": "let the text end with the stop text",
+    "num_speculative_tokens": "most draft nodes for this answer; 0: no speculation",
+}
+# Served by the engine's own flag of the same meaning.
+_NO_FLAG = frozenset({"num_speculative_tokens"})
+# On the command line --seed is the answer's; the engine's own has another name.
+_ENGINE_SEED = "engine_seed"
+_LISTS = {"stop": list[str], "allowed_token_ids": list[int], "banned_token_ids": list[int]}
+_LISTS["stop_token_ids"] = list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecChoice:
+    """One drafter of a run that compares several."""
+
+    spec: str  # as it was asked for
+    config: EngineConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecChoices:
+    """The drafters of a run, in the order given."""
+
+    items: tuple[SpecChoice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Flags:
+    """The flags behind one parameter of a command, and how they become its value."""
+
+    parameters: list[inspect.Parameter]
+    make: Callable[[dict[str, Any]], object]
+
+
+def with_flags(command: Callable[..., int]) -> Callable[..., int]:
+    """Return `command` with flags in place of its config parameters (see above)."""
+    hints = get_type_hints(command, include_extras=True)
+    makers = {
+        EngineConfig: _engine_flags,
+        SpecChoices: _choices_flags,
+        SamplingParams: _sampling_flags,
+        Settings: _settings_flags,
+    }
+    expanded: dict[str, _Flags] = {}
+    own: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in hints and hints[name] in makers:
+            expanded[name] = makers[hints[name]]()
+        else:
+            own.append(parameter.replace(annotation=hints.get(name, parameter.annotation)))
+    flags = [p for group in expanded.values() for p in group.parameters]
+    signature = inspect.Signature([*own, *flags])
+
+    def run(*args: object, **kwargs: object) -> int:
+        given = signature.bind(*args, **kwargs)
+        values = dict(given.arguments)
+        made: dict[str, object] = {}
+        for name, group in expanded.items():
+            names = [p.name for p in group.parameters]
+            made[name] = group.make({n: values[n] for n in names if values.get(n) is not None})
+        rest = {p.name: values[p.name] for p in own if p.name in values}
+        positional = [
+            rest.pop(p.name) for p in own if p.kind is p.POSITIONAL_ONLY and p.name in rest
+        ]
+        return command(*positional, **rest, **made)
+
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {}
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
+    return run
+
+
+def _engine_flags() -> _Flags:
+    parameters = [*(_option_flag(o) for o in options().values()), _config_flag()]
+    return _Flags(parameters, _engine_config)
+
+
+def _engine_config(values: dict[str, Any]) -> EngineConfig:
+    renamed = {"seed" if k == _ENGINE_SEED else k: v for k, v in values.items()}
+    return engine_config(renamed)
+
+
+def _choices_flags() -> _Flags:
+    several = _flag(
+        "spec",
+        list[str],
+        _SPEC_HELP + "; give it several times to compare",
+        _SPECULATION,
+        names=["--spec", "--spec-method"],
+        default=options()["spec"].default,
+    )
+    rest = [_option_flag(o) for o in options().values() if o.name != "spec"]
+
+    def make(values: dict[str, Any]) -> SpecChoices:
+        specs = values.pop("spec", None)
+        if specs is None:
+            config = _engine_config(values)
+            return SpecChoices(items=(SpecChoice(spec=config.draft.method, config=config),))
+        items = [SpecChoice(spec=s, config=_engine_config({**values, "spec": s})) for s in specs]
+        return SpecChoices(items=tuple(items))
+
+    return _Flags([several, *rest, _config_flag()], make)
+
+
+def _option_flag(option: Option) -> inspect.Parameter:
+    name = _ENGINE_SEED if option.name == "seed" else option.name
+    names = [name, *ALIASES.get(name, ())]
+    return _flag(
+        name,
+        option.annotation,
+        _SPEC_HELP if option.name == "spec" else option.help,
+        _SPECULATION if option.part == "draft" else _ENGINE,
+        names=[_dashed(n) for n in names],
+        default=option.default,
+    )
+
+
+def _config_flag() -> inspect.Parameter:
+    names = ["--speculative-config", "-sc"]
+    return _flag("speculative_config", str, _CONFIG_HELP, _SPECULATION, names=names, default=None)
+
+
+def _sampling_flags() -> _Flags:
+    hints = get_type_hints(SamplingParams)
+    by_name = {f.name: f for f in fields(SamplingParams)}
+    parameters = [
+        _flag(
+            name,
+            str if name == "logit_bias" else _LISTS.get(name, hints[name]),
+            text,
+            _SAMPLING,
+            default=_default(by_name[name]),
+        )
+        for name, text in SAMPLING_HELP.items()
+        if name not in _NO_FLAG
+    ]
+
+    def make(values: dict[str, Any]) -> SamplingParams:
+        if "logit_bias" in values:
+            values["logit_bias"] = _logit_bias(values["logit_bias"])
+        return SamplingParams(**values)
+
+    return _Flags(parameters, make)
+
+
+def _settings_flags() -> _Flags:
+    hints = get_type_hints(Settings)
+    parameters = [
+        _flag(f.name, hints[f.name], f.metadata["help"], _RUN, default=f.default)
+        for f in fields(Settings)
+    ]
+    return _Flags(parameters, lambda values: Settings(**values))
+
+
+def _default(field: Field[Any]) -> object:
+    return None if field.default is MISSING else field.default
+
+
+def _flag(
+    name: str,
+    annotation: Any,
+    text: str,
+    group: Group,
+    *,
+    default: object,
+    names: list[str] | None = None,
+) -> inspect.Parameter:
+    """One optional flag; None means that it was not given, help shows the field's default."""
+    shown = default is not None and default != ()
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            annotation | None,
+            Parameter(
+                name=names or [_dashed(name)],
+                group=group,
+                help=text,
+                show_default=(lambda _: str(default)) if shown else False,
+                negative_iterable=(),
+            ),
+        ],
+    )
+
+
+def _dashed(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _logit_bias(text: str) -> dict[int, float]:
+    try:
+        given = json.loads(text)
+        return {int(key): float(value) for key, value in given.items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        msg = f"cannot read --logit-bias {text!r}; it is {SAMPLING_HELP['logit_bias']}"
+        raise RequestError(msg) from error
+
+
+def parse_json_object(text: str, flag: str) -> dict[str, object]:
+    """Read a flag's JSON object.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        given = json.loads(text)
+    except json.JSONDecodeError as error:
+        msg = f"cannot read {flag} {text!r}: {error}; it must be a JSON object"
+        raise ConfigError(msg) from error
+    if not isinstance(given, dict):
+        msg = f"{flag} {text!r} is no JSON object; write it as '{{\"key\": value}}'"
+        raise ConfigError(msg)
+    return given
