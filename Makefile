@@ -36,7 +36,7 @@ lint: $(DEV) ## Check format, style, types, import order, spelling and file size
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell
 	$(BIN)/validate-pyproject pyproject.toml
 	$(BIN)/python tools/sizes.py

@@ -32,7 +32,8 @@ def main() -> int:
     source = {
         path.relative_to(SOURCE)
         for path in SOURCE.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file()
+        and not any(p.startswith((".", "__py")) for p in path.relative_to(SOURCE).parts)
     }
     missing = sorted(str(path) for path in source if not (installed / path).is_file())
     if missing:
