@@ -28,12 +28,9 @@ from tokenizers import (
     normalizers,
     pre_tokenizers,
 )
+from tokenizers.processors import TemplateProcessing
 
-from paceline.api.tokenizer_files import (
-    DEFAULT_TEMPLATE,
-    TokenizerParts,
-    add_special_tokens_around,
-)
+from paceline.api.tokenizer_files import DEFAULT_TEMPLATE, TokenizerParts
 from paceline.core.errors import ModelError
 from paceline.models.gguf_header import GGUFValue
 
@@ -127,11 +124,11 @@ def read_gguf(metadata: Mapping[str, GGUFValue]) -> TokenizerParts:
         raise ModelError(msg)
     named = {name: tokens[special[key]] for name, key in _NAMED.items() if key in special}
     _add_tokens(backend, metadata, tokens, named)
-    add_special_tokens_around(
-        backend,
-        bos=named.get("bos_token") if _flag(metadata, "add_bos_token", adds_bos) else None,
-        eos=named.get("eos_token") if _flag(metadata, "add_eos_token", False) else None,
-    )
+    bos = named.get("bos_token") if _flag(metadata, "add_bos_token", adds_bos) else None
+    eos = named.get("eos_token") if _flag(metadata, "add_eos_token", False) else None
+    pieces = [piece for piece in (bos, "$A", eos) if piece is not None]
+    ids = {token: backend.token_to_id(token) for token in (bos, eos) if token is not None}
+    backend.post_processor = TemplateProcessing(single=pieces, special_tokens=list(ids.items()))
     return TokenizerParts(
         backend=backend,
         named_tokens=named,

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import tokenizers
-from tokenizers.processors import TemplateProcessing
 
 from paceline.core.errors import ModelError
 
@@ -48,6 +47,9 @@ class TokenizerParts:
 def read_folder(folder: Path) -> TokenizerParts:
     """Read the tokenizer of a folder in Hugging Face layout.
 
+    What surrounds a text is tokenizer.json's business; `add_bos_token` in the config is ignored, as
+    transformers 5 ignores it where there is a tokenizer.json.
+
     Raises:
         ModelError: `tokenizer.json` is missing, a file is malformed, or an added token's id is not
             the one that the folder states.
@@ -62,31 +64,12 @@ def read_folder(folder: Path) -> TokenizerParts:
         backend.token_to_id(bos) if bos is not None else next(_ids(model, "bos_token_id"), None)
     )
     eos_ids = _eos_token_ids(backend, named, folder, model)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        add_special_tokens_around(
-            backend,
-            bos=bos if config.get("add_bos_token") else None,
-            eos=named.get("eos_token") if config.get("add_eos_token") else None,
-        )
     return TokenizerParts(
         backend=backend,
         named_tokens=named,
         bos_token_id=bos_id,
         eos_token_ids=eos_ids,
         chat_templates=_chat_templates(folder, config),
-    )
-
-
-def add_special_tokens_around(
-    backend: tokenizers.Tokenizer, *, bos: str | None, eos: str | None
-) -> None:
-    """Make `backend` put these tokens before and after each text; None or an unknown token: none."""
-    around = {token: backend.token_to_id(token) for token in (bos, eos) if token is not None}
-    known = {token: token_id for token, token_id in around.items() if token_id is not None}
-    pieces = [bos if bos in known else None, "$A", eos if eos in known else None]
-    backend.post_processor = TemplateProcessing(
-        single=[piece for piece in pieces if piece is not None],
-        special_tokens=list(known.items()),
     )
 
 
