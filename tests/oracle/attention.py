@@ -71,8 +71,11 @@ def block(prefix: int, n: int) -> Row:
 
 
 def growth(prefix: int) -> Row:
-    """EAGLE, third step, two best of four: tail 0..5 earlier, of which 1, 4 and 5 are dropped."""
-    return Row(prefix=prefix, depths=[3, 3], earlier=6, sees=[[0, 2, 6], [0, 3, 7]])
+    """EAGLE growing four wide: tail 0-3 of depth 0, 4-7 of depth 1, two queries of depth 2.
+
+    The siblings that grew no further, 0, 2, 4 and 6, are seen by nobody.
+    """
+    return Row(prefix=prefix, depths=[2, 2], earlier=8, sees=[[1, 7, 8], [3, 5, 9]])
 
 
 BLOCK_SCENES: dict[str, list[Row]] = {
@@ -89,6 +92,7 @@ BLOCK_SCENES: dict[str, list[Row]] = {
     "a row without queries": [chain(4, 2), Row(prefix=6, depths=[], sees=[]), chain(8, 3)],
     "an EAGLE draft step": [growth(10), growth(3)],
     "DFlash blocks": [block(13, 4), block(2, 4)],
+    "a tail of just 64 nodes": [tree(2, [-1, *(i // 3 for i in range(63))]), chain(80, 2)],
     "a tail of more than 64 nodes": [tree(6, [-1, *(i // 2 for i in range(69))]), chain(3, 2)],
 }
 EXTEND_SCENES: dict[str, list[Row]] = {

@@ -59,8 +59,7 @@ class PrefixCache:
         self._nodes: dict[int, _Node] = {}  # findable page -> its node
         self._twins: dict[int, _Node] = {}  # page in use, not findable -> node of equal content
         self._idle: OrderedDict[int, None] = OrderedDict()  # findable, no owner; oldest use first
-        if enabled:
-            allocator.attach(self)
+        allocator.attach(self)
 
     def match(self, tokens: Sequence[int], scope: str) -> list[int]:
         """Find the longest cached prefix and retain its pages for the caller.

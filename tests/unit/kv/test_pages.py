@@ -21,6 +21,18 @@ def test_allocate_and_release_keep_the_books() -> None:
     pages.check_integrity([])
 
 
+def test_a_row_grows_into_the_pages_that_follow_it() -> None:
+    """Attention reads a run of pages as one view: the hint must reach the free runs."""
+    pages = PageAllocator(16)
+    first, second = pages.allocate(2), pages.allocate(2)
+    for _ in range(3):
+        first += pages.allocate(1, first[-1])
+        second += pages.allocate(1, second[-1])
+    assert first == list(range(first[0], first[0] + 5))
+    assert second == list(range(second[0], second[0] + 5))
+    pages.check_integrity([first, second])
+
+
 def test_shared_pages_are_free_only_after_their_last_owner() -> None:
     """Two rows share a prefix; the first to finish must not take it away from the other."""
     pages = PageAllocator(4)

@@ -174,7 +174,15 @@ def test_a_twin_row_goes_on_publishing_below_the_shared_pages() -> None:
     cache.publish(prompt, first, "", 0)
     done = cache.publish(prompt, second, "", 0)
     longer = [*prompt, 50, 51, 52, 53]
-    assert cache.publish(longer, second, "", done) == 3
+    read = []
+
+    class Spied(list[int]):
+        def __getitem__(self, at: slice) -> list[int]:  # type: ignore[override]
+            read.append(at)
+            return super().__getitem__(at)
+
+    assert cache.publish(Spied(longer), second, "", done) == 3
+    assert read == [slice(8, 12)]  # and not its whole prompt again
     assert cache.match([*longer, X], "") == [*first, second[2]]
 
 
@@ -212,6 +220,14 @@ def test_the_least_recently_used_goes_first_and_leaves_before_parents() -> None:
     pages.check_integrity([held])
 
 
+def test_a_finished_row_is_queued_leaf_first() -> None:
+    """Else each eviction would search the row's whole chain for its leaf."""
+    pages, cache = make()
+    row, _ = fill(pages, cache, list(range(12)))
+    pages.release(row)
+    assert list(cache._idle) == row[::-1]
+
+
 def test_a_hit_renews_what_it_found() -> None:
     """Least recently *used*: a system prompt in daily use outlives a newer one that was used once."""
     pages, cache = make(num_pages=2)
@@ -222,6 +238,36 @@ def test_a_hit_renews_what_it_found() -> None:
     pages.release(cache.match([1, 1, 1, 1, X], ""))
     pages.allocate(1)
     assert cache.match([2, 2, 2, 2, X], "") == []
+    assert cache.match([1, 1, 1, 1, X], "") == first
+
+
+def test_use_through_a_twin_is_use() -> None:
+    """What was computed once more a moment ago is not the least recently used."""
+    pages, cache = make(num_pages=4)
+    first, second = pages.allocate(1), pages.allocate(1)
+    done = cache.publish([1, 1, 1, 1], first, "", 0)
+    cache.publish([1, 1, 1, 1], second, "", 0)
+    other, _ = fill(pages, cache, [2, 2, 2, 2])
+    pages.release(first)
+    pages.release(other)
+    pages.release(second)  # the twin's row ends last
+    pages.allocate(3)
+    assert cache.match([2, 2, 2, 2, X], "") == []
+    assert cache.match([1, 1, 1, 1, X], "") == first
+    assert done == 1
+
+
+def test_publishing_what_is_cached_is_use() -> None:
+    """The row that recomputed a cached page keeps the cached one fresh."""
+    pages, cache = make(num_pages=3)
+    first, _ = fill(pages, cache, [1, 1, 1, 1])
+    pages.release(first)
+    other, _ = fill(pages, cache, [2, 2, 2, 2])
+    pages.release(other)
+    again, hits = fill(pages, cache, [1, 1, 1, 1])
+    assert hits == 0
+    assert again != first
+    assert pages.allocate(1) == other
     assert cache.match([1, 1, 1, 1, X], "") == first
 
 
