@@ -93,6 +93,9 @@ class FakeEngine:
         if not request.prompt_ids:
             msg = "the prompt is empty"
             raise RequestError(msg)
+        if len(request.prompt_ids) >= self.max_len:
+            msg = "the prompt is too long"
+            raise RequestError(msg)
         seed = request.params.seed
         seed = self.draw_seed() if seed is None else seed
         self.added.append(request)

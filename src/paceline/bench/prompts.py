@@ -5,14 +5,18 @@ They ask for text that is already in the prompt, which is where drafters that co
 
 from __future__ import annotations
 
-DEMO = (
-    "Here is a recipe. Write it down again, word for word, and change nothing.\n\n"
-    "Tomato soup: Chop two onions and four cloves of garlic. Warm three spoons of olive oil in a "
-    "large pot, add the onions and the garlic, and stir for five minutes. Add one kilogram of ripe "
-    "tomatoes, one litre of vegetable stock, one spoon of sugar and a pinch of salt. Let the soup "
-    "simmer for thirty minutes. Blend the soup until it is smooth, add fresh basil, and serve it "
-    "with toasted bread."
-)
+DEMO = """Repeat the following text exactly:
+
+Dear Ms. Miller,
+
+Thank you for your order of 12 March. We have received your payment, and your parcel will leave our \
+warehouse on 15 March. It contains three blue cups, two white plates and one large bowl. The parcel \
+will arrive on 18 March between nine and twelve in the morning. If you are not at home, our driver \
+will leave it with your neighbour. If a part of your order is broken, please write to us within \
+fourteen days, and we will send you a new one.
+
+Kind regards,
+The Blue Kitchen"""
 
 _RENAME = (
     "Rename the function `area` to `surface` in this code and print all of it:\n\n"

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cyclopts import App, CycloptsError
 
 import paceline
-from paceline.cli.console import complain, epilogue, silence_streams
+from paceline.cli.console import STDIN, complain, epilogue, silence_streams
 from paceline.core.errors import (
     ConfigError,
     EngineStoppedError,
@@ -72,6 +72,7 @@ def build_app() -> App:
         version=paceline.__version__,
         help_format="plaintext",
         result_action="return_value",
+        suppress_keyboard_interrupt=False,
     )
     for name, (target, examples) in _COMMANDS.items():
         module, _, attr = target.partition(":")
@@ -100,7 +101,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _obey(argv: Sequence[str]) -> int:
     try:
-        outcome = build_app()(list(argv), exit_on_error=False, print_error=False)
+        words = [STDIN if word == "-" else word for word in argv]
+        outcome = build_app()(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         complain(f"{error} Try 'paceline --help'.")
         return MISUSED

@@ -22,6 +22,10 @@ from rich.progress import (
 
 from paceline.core.errors import ConfigError, RequestError
 
+# What "-" is turned into before flags are parsed, where it would look like one; no argument of a
+# process can hold a NUL.
+STDIN = "\0stdin"
+
 
 def notes() -> Console:
     """Where tables, progress and remarks go: stderr."""
@@ -39,7 +43,8 @@ def say(text: str) -> None:
 
 def complain(message: str) -> None:
     """Say what is wrong, on stderr."""
-    print(f"paceline: {message}", file=sys.stderr)
+    with contextlib.suppress(BrokenPipeError):
+        print(f"paceline: {message}", file=sys.stderr)
 
 
 def epilogue(examples: Sequence[str]) -> str | None:
@@ -76,7 +81,7 @@ def read_prompt(prompt: str | None) -> str:
     if prompt is None and sys.stdin.isatty():
         msg = "no prompt: give one as an argument, or on standard input"
         raise ConfigError(msg)
-    if prompt is None or prompt == "-":
+    if prompt in {None, STDIN}:
         try:
             prompt = sys.stdin.read()
         except UnicodeDecodeError as error:
@@ -91,10 +96,10 @@ def read_prompt(prompt: str | None) -> str:
 
 def silence_streams() -> None:
     """After a reader has gone: let what Python still writes at exit vanish without a complaint."""
-    with contextlib.suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except BrokenPipeError:
-                os.dup2(nowhere, stream.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)

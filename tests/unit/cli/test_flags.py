@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+
+import pytest
+
+from paceline.api.options import options
+from paceline.bench.run import Settings
+from paceline.cli.bench import bench
+from paceline.cli.flags import SAMPLING_HELP
+from paceline.cli.generate import generate
+from paceline.core.request import SamplingParams
+
+
+def test_every_sampling_field_has_help() -> None:
+    """A new field of SamplingParams gets a flag, or it fails here."""
+    assert set(SAMPLING_HELP) == {f.name for f in fields(SamplingParams)}
+
+
+def test_every_config_field_is_a_flag() -> None:
+    """Flags are the dataclasses' fields, no more and no less."""
+    parameters = set(inspect.signature(generate).parameters)
+    engine = {"engine_seed" if name == "seed" else name for name in options()}
+    sampling = {f.name for f in fields(SamplingParams)} - {"num_speculative_tokens"}
+    own = {"prompt", "as_json", "stats", "speculative_config"}
+    assert parameters == engine | sampling | own
+    assert {f.name for f in fields(Settings)} <= set(inspect.signature(bench).parameters)
+
+
+def test_only_given_flags_are_passed_on(run) -> None:
+    """What is left out keeps the field's default, in every part."""
+    ran = run(
+        *("generate", "x", "--max-len", "64", "--no-prefix-cache", "--spec", "suffix:path"),
+        *("--spec-nodes", "5", "--temperature", "0", "--stop", "a", "--stop", "b"),
+        *("--seed", "3", "--engine-seed", "4", "--logit-bias", '{"7": -2}', "--ignore-eos"),
+        *("--max-tokens", "4"),
+    )
+    assert ran.code == 0, ran.err
+    (config,) = ran.configs
+    assert (config.cache.max_len, config.cache.prefix_cache, config.cache.max_rows) == (
+        64,
+        False,
+        16,
+    )
+    assert (config.draft.method, config.draft.suffix_shape) == ("suffix", "path")
+    assert (config.draft.num_speculative_tokens, config.seed) == (5, 4)
+    params = ran.engines[0].added[0].params
+    assert params == SamplingParams(
+        temperature=0, stop=("a", "b"), seed=3, logit_bias={7: -2.0}, ignore_eos=True, max_tokens=4
+    ) or list(params.stop) == ["a", "b"]
+    assert (params.temperature, params.seed, params.logit_bias, params.top_p) == (0, 3, {7: -2}, 1)
+
+
+@pytest.mark.parametrize("flag", ["--speculative-config", "-sc"])
+def test_a_speculative_config_is_vllms(run, flag: str) -> None:
+    """The JSON that people have for vLLM works on every command."""
+    ran = run("generate", "x", flag, '{"method": "ngram", "num_speculative_tokens": 4}')
+    assert ran.code == 0, ran.err
+    assert ran.configs[0].draft.method == "ngram"
+    assert ran.configs[0].draft.num_speculative_tokens == 4
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["--temperature", "nan"], "temperature nan not in 0"),
+        (["--top-p", "0"], "top_p 0.0 not in"),
+        (["--stop", ""], "stop must be non-empty"),
+        (["--n", "0"], "n 0 must be >= 1"),
+        (["--logit-bias", "7"], "cannot read --logit-bias"),
+        (["--logit-bias", '{"7": "a"}'], "cannot read --logit-bias"),
+        (["--speculative-config", '{"metod": "ngram"}'], "known keys: method"),
+        (["--speculative-config", "ngram"], "is not JSON"),
+        (["--spec", "ngram", "--speculative-config", '{"method": "suffix"}'], "given both"),
+        (["--spec", "suffix:ring"], "suffix:tree, suffix:path"),
+        (["--memory-gb", "inf"], "memory_gb must be a finite number"),
+        (["--logprobs", "21"], "logprobs 21 must be"),
+    ],
+)
+def test_bad_values_are_refused(run, arguments: list[str], message: str) -> None:
+    """Out of range, not a number, unknown: exit code 2, one message, nothing loaded."""
+    ran = run("generate", "x", *arguments)
+    assert ran.code == 2
+    assert message in ran.err
+    assert ran.engines == []
