@@ -17,7 +17,7 @@ def engine(folder: Path, **options: object) -> Engine:
     """An engine in float64 on the CPU; `options` go to whichever config part has the field."""
     cache = {"page_size": 4, "max_rows": 4, "max_len": 160}
     draft: dict[str, object] = {"adaptive": False, "num_speculative_tokens": 8}
-    top: dict[str, object] = {"dtype": "float64", "device": "cpu", "seed": 0}
+    top: dict[str, object] = {"dtype": "float64", "device": "cpu", "seed": 0, "threads": 1}
     for key, value in options.items():
         for part, kind in ((cache, CacheConfig), (draft, DraftConfig), (top, EngineConfig)):
             if key in kind.__dataclass_fields__:
