@@ -6,6 +6,7 @@ which everything that nobody may see is NaN. Used for the reference and for ever
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -194,6 +195,27 @@ def attend(scene: Scene, site: AttnSite) -> Tensor:
                 site.scale,
             )
     return out
+
+
+def on(scene: Scene, device: str) -> Scene:
+    """The same scene on another device, before anything was computed on it."""
+    batch, old = scene.batch, scene.pool
+    moved = {
+        field.name: value.to(device)
+        for field in dataclasses.fields(ForwardBatch)
+        if isinstance(value := getattr(batch, field.name), Tensor)
+    }
+    pool = KVPool(old.layout, NUM_LAYERS, old.num_pages, old.page_size, old.dtype, device)
+    pool.k.copy_(old.k)
+    pool.v.copy_(old.v)
+    return Scene(
+        batch=dataclasses.replace(batch, **moved),
+        pool=pool,
+        q=scene.q.to(device),
+        k=scene.k.to(device),
+        v=scene.v.to(device),
+        rows=scene.rows,
+    )
 
 
 def every_site(head_dim: int) -> list[AttnSite]:

@@ -28,9 +28,8 @@ def refusals(
     layout: KVLayout, device: torch.device, dtype: torch.dtype, page_size: int
 ) -> dict[str, str | None]:
     """Why each backend cannot serve such a pool (None: it can), in order of preference."""
-    return {
-        name: BACKENDS.get(name)().refuses(layout, device, dtype, page_size) for name in BACKENDS
-    }
+    answers = {name: _ask(name, layout, device, dtype, page_size) for name in BACKENDS}
+    return {name: answer if isinstance(answer, str) else None for name, answer in answers.items()}
 
 
 def choose(
@@ -57,17 +56,30 @@ def choose(
     """
     names = list(BACKENDS)
     if prefer is not None:
-        BACKENDS.get(prefer)  # an unknown name is an error that lists the known ones
+        if prefer not in BACKENDS:
+            BACKENDS.get(prefer)  # raises, and lists the known names
         names = [prefer, *(name for name in names if name != prefer)]
     reasons: list[str] = []
     for name in names:
-        backend = BACKENDS.get(name)()
-        reason = backend.refuses(layout, device, dtype, page_size)
-        if reason is None:
-            return backend, tuple(f"{r}; using {name}" for r in reasons)
-        reasons.append(f"attention backend {name} not used: {reason}")
+        answer = _ask(name, layout, device, dtype, page_size)
+        if not isinstance(answer, str):
+            return answer, tuple(f"{reason}; using {name}" for reason in reasons)
+        reasons.append(f"attention backend {name} not used: {answer}")
     msg = (
         f"no attention backend serves {layout}, {dtype}, pages of {page_size} on {device}: "
         f"{'; '.join(reasons)}. Choose another device, dtype or page size"
     )
     raise ConfigError(msg)
+
+
+def _ask(
+    name: str, layout: KVLayout, device: torch.device, dtype: torch.dtype, page_size: int
+) -> AttentionBackend | str:
+    """The backend, or the reason why it cannot serve; a package that it needs may be missing."""
+    try:
+        make = BACKENDS.get(name)
+    except ImportError as error:
+        return f"it can't be imported ({error})"
+    backend = make()
+    reason = backend.refuses(layout, device, dtype, page_size)
+    return backend if reason is None else reason

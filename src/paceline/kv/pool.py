@@ -92,5 +92,4 @@ class KVPool:
             src: [n] int64; -1 moves nothing.
             dst: [n] int64, distinct but for -1; -1 moves nothing.
         """
-        ops.move(self.k, src, dst)
-        ops.move(self.v, src, dst)
+        ops.move((self.k, self.v), src, dst)

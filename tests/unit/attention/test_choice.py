@@ -59,6 +59,19 @@ def test_a_preference_is_asked_first() -> None:
     assert "fussy not used" in notes[0]
 
 
+def test_a_backend_that_needs_a_missing_package_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend for a device that is not there must not stop the ones that are."""
+    lines = {
+        "gone": "paceline.attention.gone:Gone",
+        "reference": "paceline.attention.reference:ReferenceAttention",
+    }
+    monkeypatch.setattr(attention, "BACKENDS", Registry("attention backend", lines))
+    for prefer in (None, "gone"):
+        backend, notes = attention.choose(*POOL, prefer=prefer)
+        assert type(backend) is ReferenceAttention
+        assert "gone not used: it can't be imported (No module named" in notes[0]
+
+
 @pytest.mark.usefixtures("backends")
 def test_an_unknown_name_lists_the_known() -> None:
     """A misspelt name is the user's to mend, at once."""

@@ -171,21 +171,27 @@ def test_an_empty_pass_is_zeros() -> None:
 @pytest.mark.parametrize("name", ["verify trees", "chunks"])
 def test_on_an_accelerator_nothing_is_read_back(name: str) -> None:
     """Lengths live on the device: a read would stall every step. `meta` tensors can't be read."""
-    scene = oracle.build(name)
-    tensors = {
-        field.name: value.to("meta")
-        for field in dataclasses.fields(ForwardBatch)
-        if isinstance(value := getattr(scene.batch, field.name), torch.Tensor)
-    }
-    batch = dataclasses.replace(scene.batch, **tensors)
-    pool = KVPool(scene.pool.layout, 2, scene.pool.num_pages, 4, torch.float64, "meta")
-    site = dataclasses.replace(SITE, window=5, tail="causal")
-    q, k, v = scene.q.to("meta"), scene.k.to("meta"), scene.v.to("meta")
-    backend = ReferenceAttention()
-    backend.plan(batch)
-    out = PagedAttend(backend, pool, batch).heads(site, q, k, v)
-    pool.move(batch.slots, batch.slots)
+    scene = oracle.on(oracle.build(name), "meta")
+    out = run(scene, dataclasses.replace(SITE, window=5, tail="causal"))
+    scene.pool.move(scene.batch.slots, scene.batch.slots)
     assert out.shape == scene.q.shape
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", oracle.SCENES)
+def test_on_cuda_every_pass_is_the_same_and_nothing_waits(name: str) -> None:
+    """Drafters are trained on this path: same results as on a CPU, and no host sync in a layer."""
+    for site in oracle.every_site(head_dim=8):
+        scene = oracle.build(name)
+        moved = oracle.on(scene, "cuda")
+        want = oracle.attend(scene, site)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            out = run(moved, site)
+            moved.pool.move(moved.batch.slots, moved.batch.slots)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert torch.allclose(out.cpu(), want, rtol=0, atol=1e-12), site
 
 
 @pytest.mark.parametrize("name", oracle.SCENES)

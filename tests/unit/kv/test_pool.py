@@ -92,6 +92,15 @@ def test_move_can_turn_a_row_round() -> None:
     assert torch.equal(pool.k[:, :, [6, 4, 5]], k[:, :, [4, 5, 6]])
 
 
+def test_a_move_to_nowhere_touches_no_memory() -> None:
+    """A chain's path is in place already: its move, made in every step, must cost nothing."""
+    pool = make_pool()
+    before = pool.k._version
+    pool.move(torch.tensor([4, 5, -1, 7]), torch.tensor([4, 5, 6, -1]))
+    pool.move(torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64))
+    assert pool.k._version == before
+
+
 @given(data=st.data())
 def test_moves_equal_a_copy_through_fresh_memory(data: st.DataObject) -> None:
     """Any paths, -1 on either side, several rows at once: as if reads preceded writes."""

@@ -8,6 +8,8 @@ just that slot, so "-1 writes nothing" needs neither a branch nor a host sync.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,18 +25,25 @@ def write(cache: Tensor, slots: Tensor, entries: Tensor) -> None:
     cache[:, slots] = entries.transpose(0, 1).to(cache.dtype)
 
 
-def move(cache: Tensor, src: Tensor, dst: Tensor) -> None:
+def move(caches: Sequence[Tensor], src: Tensor, dst: Tensor) -> None:
     """Copy entries between slots of all layers and heads as if all reads preceded all writes.
 
     So paths whose source and destination overlap are safe: [0, 2, 3] -> [0, 1, 2].
 
     Args:
-        cache: [L, Hkv, S, D]; its last slot is a dummy.
+        caches: each [L, Hkv, S, D]; the last slot is a dummy.
         src: [n] int64 slots; -1 moves nothing.
         dst: [n] int64 slots, distinct but for -1; -1 moves nothing.
     """
-    # The right-hand side is gathered into new memory before anything is written.
-    cache[:, :, torch.where(src < 0, -1, dst)] = cache[:, :, src]
+    dst = torch.where(src < 0, -1, dst)
+    if dst.is_cpu:  # reading is free here, and most entries of a step's paths stay where they are
+        real = ((dst >= 0) & (src != dst)).nonzero().squeeze(1)
+        if real.shape[0] == 0:
+            return
+        src, dst = src[real], dst[real]
+    for cache in caches:
+        # The right-hand side is gathered into new memory before anything is written.
+        cache[:, :, dst] = cache[:, :, src]
 
 
 def slots_of(pages: Tensor, rows: Tensor, places: Tensor, page_size: int) -> Tensor:
