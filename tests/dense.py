@@ -18,35 +18,35 @@ class DenseAttend:
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         scores = torch.einsum("ihd,jhd->hij", q, k) * site.scale
-        future = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
+        future = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu(1)
         weights = scores.masked_fill(future, float("-inf")).softmax(-1)
         return torch.einsum("hij,jhd->ihd", weights, v)
 
 
-def whole(token_ids: Sequence[int]) -> ForwardBatch:
+def whole(token_ids: Sequence[int], device: torch.device | str = "cpu") -> ForwardBatch:
     """One row, all of its tokens as queries, nothing cached before."""
     count = len(token_ids)
-    zero = torch.zeros(1, dtype=torch.int64)
+    zero = torch.zeros(1, dtype=torch.int64, device=device)
     return ForwardBatch(
         mode=ForwardMode.EXTEND,
         num_rows=1,
         q_len=count,
         rows=zero,
-        token_ids=torch.tensor(token_ids),
-        positions=torch.arange(count),
-        slots=torch.full((count,), -1),
+        token_ids=torch.tensor(token_ids, device=device),
+        positions=torch.arange(count, device=device),
+        slots=torch.full((count,), -1, device=device),
         prefix_lens=zero,
-        cu_q=torch.tensor([0, count]),
-        tail_lens=torch.tensor([count]),
+        cu_q=torch.tensor([0, count], device=device),
+        tail_lens=torch.tensor([count], device=device),
         mask=None,
-        pages=torch.zeros(1, 1, dtype=torch.int32),
+        pages=torch.zeros(1, 1, dtype=torch.int32, device=device),
     )
 
 
 @torch.inference_mode()
 def logits(net: CausalLM, token_ids: Sequence[int]) -> Tensor:
     """Logits [T, V] of a text."""
-    return net.head(net(whole(token_ids), DenseAttend()).hidden)
+    return net.head(net(whole(token_ids, net.device), DenseAttend()).hidden)
 
 
 def greedy(net: CausalLM, token_ids: Sequence[int], count: int) -> list[int]:

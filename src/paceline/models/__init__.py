@@ -72,14 +72,15 @@ def load(
     Raises:
         ModelError: files are missing, damaged, not supported or do not fit each other.
     """
-    config = read_config(files)
     notes: list[str] = []
     source: TensorSource
     if files.kind == "gguf":
-        entries = gguf.entries(read_gguf_header(files.path), config)
-        source, note = open_gguf(files.path, entries, dtype)
+        header = read_gguf_header(files.path)
+        config = gguf.model_config(header, files.path)
+        source, note = open_gguf(files.path, gguf.entries(header, config), dtype)
         notes.append(note)
     else:
+        config = read_config(files)
         source = Checkpoint(files.path)
     if config.tie_embeddings and not _really_tied(source):
         config = dataclasses.replace(config, tie_embeddings=False)
