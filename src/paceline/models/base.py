@@ -22,7 +22,7 @@ from paceline.layers.linear import Matrix
 from paceline.layers.mlp import MLP
 from paceline.layers.norm import RMSNorm
 from paceline.layers.rope import Rope
-from paceline.models.weights import Concat, WeightRule
+from paceline.models.weights import Concat, Single, WeightRule
 
 if TYPE_CHECKING:
     from paceline.core.config import ModelConfig
@@ -38,7 +38,7 @@ def _linear(target: str, *sources: str) -> tuple[WeightRule, ...]:
         WeightRule(
             target=f"layers.{{i}}.{target}.{kind}",
             sources=tuple(f"{_LAYER}.{source}.{kind}" for source in sources),
-            join=Concat(),
+            join=Concat() if len(sources) > 1 else Single(),
         )
         for kind in ("weight", "bias")
     )

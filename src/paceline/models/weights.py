@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,19 +27,52 @@ if TYPE_CHECKING:
     from paceline.models.base import CausalLM
 
 
+class Join(Protocol):
+    """How checkpoint tensors make a parameter, and a parameter makes them."""
+
+    def join(self, parts: Sequence[Tensor | Groups], dtype: torch.dtype) -> Tensor | Groups:
+        """Make the parameter; `dtype` where parts must be dequantised to fit together."""
+        ...
+
+    def split(self, value: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
+        """Make the tensors, which have so many rows."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Single:
     """The parameter is one checkpoint tensor."""
 
+    def join(self, parts: Sequence[Tensor | Groups], dtype: torch.dtype) -> Tensor | Groups:
+        """See `Join`."""
+        del dtype
+        (only,) = parts
+        return only
+
+    def split(self, value: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
+        """See `Join`."""
+        del rows
+        return [value]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concat:
-    """The parameter is several checkpoint tensors, one after the other along `dim`."""
+    """The parameter is several checkpoint tensors, the rows of one after those of the other."""
 
-    dim: int = 0
+    def join(self, parts: Sequence[Tensor | Groups], dtype: torch.dtype) -> Tensor | Groups:
+        """See `Join`. Codes stay codes where all parts are of one kind."""
+        groups = [part for part in parts if isinstance(part, Groups)]
+        if len(groups) == len(parts):
+            try:
+                return Groups.cat_rows(groups)
+            except ValueError:  # kinds differ, as in files that keep some projections finer
+                pass
+        dense = [part.dequantize(dtype) if isinstance(part, Groups) else part for part in parts]
+        return torch.cat([part.to(dtype) for part in dense])
 
-
-Join: TypeAlias = Single | Concat
+    def split(self, value: Tensor, rows: Sequence[int]) -> Sequence[Tensor]:
+        """See `Join`."""
+        return torch.split(value, [*rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +93,7 @@ class Binding:
 
     module: nn.Module
     attribute: str
+    join: Join
     sources: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]  # of the sources
 
@@ -108,6 +142,7 @@ def bind(net: CausalLM) -> Iterator[Binding]:
             yield Binding(
                 module=module,
                 attribute=attribute,
+                join=rule.join,
                 sources=tuple(source.format(i=i) for source in rule.sources),
                 shapes=tuple((rows, *shape[1:]) for rows in splits),
             )
@@ -128,7 +163,8 @@ def load(net: CausalLM, source: checkpoint.TensorSource, placement: Placement) -
     copies = (r"^lm_head\.weight$",) if net.lm_head is None else ()
     _check(bindings, source, (*net.IGNORED, *copies))
     for binding in bindings:
-        value = _join([source.read(name) for name in binding.sources], placement.dtype)
+        parts = [source.read(name) for name in binding.sources]
+        value = binding.join.join(parts, placement.dtype)
         if isinstance(binding.module, Matrix) and binding.attribute == "weight":
             binding.module.set_weight(placement.matrix(value))
         else:
@@ -164,26 +200,12 @@ def save(net: CausalLM, path: Path) -> None:
     for binding in bindings:
         value = binding.value
         assert isinstance(value, Tensor), "checked above"
-        parts = value.split([shape[0] for shape in binding.shapes])  # type: ignore[no-untyped-call]
+        parts = binding.join.split(value, [shape[0] for shape in binding.shapes])
         for name, part in zip(binding.sources, parts, strict=True):
             shape = tuple(part.shape)
             specs.append(checkpoint.TensorSpec(name=name, dtype=part.dtype, shape=shape))
             tensors.append(part)
     checkpoint.write(path, specs, tensors, {"format": "pt"})
-
-
-def _join(parts: Sequence[Tensor | Groups], dtype: torch.dtype) -> Tensor | Groups:
-    """Put the parts' rows one after the other; as codes where all parts have the same kind."""
-    if len(parts) == 1:
-        return parts[0]
-    groups = [part for part in parts if isinstance(part, Groups)]
-    if len(groups) == len(parts):
-        try:
-            return Groups.cat_rows(groups)
-        except ValueError:  # kinds differ, as in files that keep some projections finer
-            pass
-    dense = [part.dequantize(dtype) if isinstance(part, Groups) else part for part in parts]
-    return torch.cat([part.to(dtype) for part in dense])
 
 
 def _check(
