@@ -79,7 +79,8 @@ def stream_text(llm: LLM, prompt_ids: list[int], params: SamplingParams) -> Resu
                 last = chunk.text
             result = chunk.result
     finally:
-        if not last.endswith("\n"):  # also after Ctrl-C: what stands there stays, on whole lines
+        # Also after Ctrl-C: what stands there stays, on whole lines.
+        if (last or result is not None) and not last.endswith("\n"):
             say("\n")
     assert result is not None, "the last chunk carries the result"
     return result
