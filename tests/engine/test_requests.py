@@ -153,7 +153,7 @@ def test_unseeded_requests_differ_and_report_their_seed(model: Path) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_samples_of_one_prompt_differ(model: Path, method: str) -> None:
-    """n = 4 with one seed: four different answers, each equal to autoregressive."""
+    """N = 4 with one seed: four different answers, each equal to autoregressive."""
     params = SamplingParams(temperature=1.0, max_tokens=16, ignore_eos=True, seed=9)
     jobs = [request(str(i), PROMPT, params, sample_index=i) for i in range(4)]
     done = run(engine(model, method=method), jobs)

@@ -166,6 +166,24 @@ def from_proposals(roots: Sequence[int], proposals: Sequence[Proposal]) -> Draft
     )
 
 
+def proposals_of(tree: DraftTree) -> list[Proposal]:
+    """A tree's nodes as host lists, roots excluded: `from_proposals` read backwards.
+
+    Reads device values; free on a CPU only.
+    """
+    columns = (tree.token_ids, tree.parents, tree.scores, tree.sources)
+    tokens, parents, scores, sources = (x.tolist() for x in columns)
+    return [
+        Proposal(
+            tokens=tokens[b][1:n],
+            parents=[p - 1 for p in parents[b][1:n]],
+            scores=scores[b][1:n],
+            sources=sources[b][1:n],
+        )
+        for b, n in enumerate(tree.num_nodes.tolist())
+    ]
+
+
 def _words(bits: int, words: int) -> list[int]:
     """Split an arbitrary-size bit set into signed 64-bit words, lowest first."""
     out = []

@@ -1,6 +1,7 @@
 """Drafters: who proposes what the target then verifies.
 
-A registry line is all a new drafter needs; the conformance tests iterate over it.
+A registry line is all a new drafter needs; the conformance tests iterate over it. Host drafters work
+on token ids; networks run on the device beside the target.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from paceline.core.registry import Registry
 
 if TYPE_CHECKING:
     from paceline.core.config import DraftConfig
-    from paceline.draft.base import HostDrafter
+    from paceline.draft.base import Drafter, HostDrafter, TargetInfo
 
 DRAFTERS: Registry[Callable[[DraftConfig], HostDrafter]] = Registry(
     "drafter",
@@ -22,13 +23,40 @@ DRAFTERS: Registry[Callable[[DraftConfig], HostDrafter]] = Registry(
         "suffix": "paceline.draft.suffix:SuffixDrafter",
     },
 )
+NETWORKS: Registry[Callable[[DraftConfig, TargetInfo], Drafter]] = Registry("drafter", {})
+
+
+def names() -> tuple[str, ...]:
+    """All drafters' names."""
+    return (*DRAFTERS, *NETWORKS)
+
+
+def check_name(name: str) -> None:
+    """Refuse an unknown drafter before anything is loaded.
+
+    Raises:
+        ConfigError: the message lists the names there are.
+    """
+    if name not in names():
+        known = dict.fromkeys(names(), "")
+        Registry[object]("drafter", known).get(name)
 
 
 def build(config: DraftConfig) -> HostDrafter:
-    """Build the drafter that `config.method` names.
+    """Build the host drafter that `config.method` names.
 
     Raises:
-        ConfigError: no drafter has that name (the message lists them), or a setting of the named
-            drafter is out of range.
+        ConfigError: no host drafter has that name (the message lists them), or a setting of the
+            named drafter is out of range.
     """
     return DRAFTERS.get(config.method)(config)
+
+
+def build_network(config: DraftConfig, target: TargetInfo) -> Drafter:
+    """Build the drafter network that `config.method` names, beside its target.
+
+    Raises:
+        ConfigError: no network has that name, or it does not belong to this target.
+        ModelError: its files are missing, damaged or unsupported.
+    """
+    return NETWORKS.get(config.method)(config, target)

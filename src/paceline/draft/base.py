@@ -1,20 +1,32 @@
 """The drafter protocols: what a drafter is told, what it returns, and its facts.
 
-Two kinds, told apart by the registry and never by `isinstance`: a *host* drafter (n-gram, suffix)
+Two kinds, told apart by the registry that names them and never by `isinstance`: a *host* drafter (n-gram, suffix)
 works on lists of ints; a *device* drafter (a network) works on tensors inside the step. No drafter
 knows scheduling, graphs, pages or sampling.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+    from paceline.core.batch import Attend, ForwardBatch, ForwardOutput
+    from paceline.core.config import ModelConfig
     from paceline.core.tree import DraftTree, Proposal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftKV:
+    """What a drafter network caches per token: the engine sizes and owns the pool."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +38,7 @@ class DrafterSpec:
     max_depth: int  # A - 1: most draft tokens on a path
     on_host: bool
     aux_layers: tuple[int, ...] = ()  # target layers whose output is tapped
+    kv: DraftKV | None = None  # None: no cache of its own
     lookahead: int = 0  # later tokens that a cache entry depends on (EAGLE-3: 1)
     scratch: int = 0  # most tail slots that `propose` uses in the draft pool
 
@@ -51,10 +64,76 @@ class HostCommit:
     tokens: Sequence[Sequence[int]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetInfo:
+    """What a drafter network may use of its target: facts, the embedding and the head."""
+
+    config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+    embed: Callable[[Tensor], Tensor]  # ids [T] int64 -> [T, H]
+    head: Callable[[Tensor], Tensor]  # hidden [M, H] after a final norm -> logits [M, V]
+
+
+class DraftNet(Protocol):
+    """A drafter's network: called like a model (`models.base.CausalLM`)."""
+
+    def __call__(
+        self, batch: ForwardBatch, attend: Attend, aux_layers: tuple[int, ...] = ()
+    ) -> ForwardOutput:
+        """One pass over T tokens."""
+        ...
+
+
+class DraftRuntime(Protocol):
+    """What the engine lends a drafter network: its pool, its pages, the rows' state."""
+
+    def lens(self, rows: Tensor) -> Tensor:
+        """[B] int64 tokens cached by the target, and so by the drafter, for rows [B]."""
+        ...
+
+    def next_token(self, rows: Tensor) -> Tensor:
+        """[B] int64 picked but uncached token of rows [B]: the root of the next tree."""
+        ...
+
+    def block(self, rows: Tensor, token_ids: Tensor, mask: Tensor) -> ForwardBatch:
+        """A BLOCK pass of q queries per row at cache places lens ... lens + q - 1 (scratch).
+
+        Args:
+            rows: [B] int64.
+            token_ids: [B, q] int64.
+            mask: [q, W] int64 visibility bits over the row's own q tail keys, the same for all.
+        """
+        ...
+
+    def forward(self, net: DraftNet, batch: ForwardBatch) -> ForwardOutput:
+        """Run the network over the drafter's own pool."""
+        ...
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k, v [T, Hkv, D] of final tokens at `slots` [T] (-1: nothing)."""
+        ...
+
+    def noise(self, rows: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+        """Keyed Gumbel noise [B, n] of tokens [B, n] to be emitted at positions [B].
+
+        The same that the target's pick adds at that position; 0 for rows at temperature 0.
+        """
+        ...
+
+    def temperature(self, rows: Tensor) -> Tensor:
+        """[B] float; 0 for greedy rows."""
+        ...
+
+
 class Drafter(Protocol):
     """A drafter that runs on the device."""
 
     spec: DrafterSpec
+
+    def attach(self, runtime: DraftRuntime) -> None:
+        """Called once by the engine, before anything else."""
+        ...
 
     def observe(self, commit: Commit) -> None:
         """Update the own cache from what became final. Runs in every target pass, for every row."""
@@ -91,6 +170,9 @@ class HostDrafter(Protocol):
         ...
 
     def leave(self, row: int, *, keep: bool) -> None:
-        """The row is free again. `keep`: the request finished, so its output may be learned from;
-        False for an abort or a preemption."""
+        """The row is free again.
+
+        `keep`: the request finished, so its output may be learned from; False for an abort or a
+        preemption.
+        """
         ...

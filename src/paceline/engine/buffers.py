@@ -72,12 +72,16 @@ def verify_batch(
         token_ids, positions = tree.token_ids.view(-1), lens
         slots, mask = rows.slots(row_ids, lens), None
     else:
-        owner = torch.div(chosen.node, width, rounding_mode="floor")
-        token_ids = tree.token_ids.view(-1)[chosen.node]
+        dead = chosen.node < 0
+        node = chosen.node.clamp(min=0)
+        owner = torch.div(node, width, rounding_mode="floor")
+        token_ids = tree.token_ids.view(-1)[node].masked_fill(dead, 0)
         base = lens[owner]
-        positions = base + tree.depths.view(-1)[chosen.node]
+        positions = (base + tree.depths.view(-1)[node]).masked_fill(dead, 0)
         place = torch.arange(num_tokens, device=rows.device) - chosen.cu_q[owner]
-        slots, mask = rows.slots(row_ids[owner], base + place), chosen.mask
+        place = place.masked_fill(dead, 0)
+        slots = rows.slots(row_ids[owner], base + place).masked_fill(dead, -1)
+        mask = chosen.mask
     return ForwardBatch(
         mode=ForwardMode.BLOCK,
         num_rows=row_ids.shape[0],

@@ -20,9 +20,11 @@ from paceline.core.device import (
     used_memory,
 )
 from paceline.core.errors import ConfigError
-from paceline.draft import build as build_drafter
+from paceline.draft import DRAFTERS, build, build_network, check_name
+from paceline.draft.base import TargetInfo
 from paceline.engine.control import Control
-from paceline.engine.memory import page_bytes, pages_for, size_pool
+from paceline.engine.memory import pages_for, size_pool
+from paceline.engine.proposers import HostProposer, NetworkProposer, NetworkRuntime
 from paceline.engine.rows import RowTable
 from paceline.engine.runner import ModelRunner
 from paceline.engine.scheduler import Scheduler
@@ -32,7 +34,8 @@ from paceline.kv.pool import KVPool
 from paceline.kv.prefix import PrefixCache
 
 if TYPE_CHECKING:
-    from paceline.draft.base import HostDrafter
+    from paceline.draft.base import Drafter
+    from paceline.engine.proposers import Proposer
     from paceline.models import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -52,7 +55,7 @@ class Parts:
     target: ModelRunner
     rows: RowTable
     scheduler: Scheduler
-    drafter: HostDrafter
+    proposer: Proposer
     control: Control
     max_len: int
     notes: tuple[str, ...]
@@ -107,24 +110,32 @@ def build_parts(config: EngineConfig, loaded: LoadedModel | None = None) -> Part
     dtype = TORCH_DTYPES[resolved.dtype]
     if device.type == "cpu" and resolved.threads is not None:
         torch.set_num_threads(resolved.threads)
-    drafter = build_drafter(resolved.draft)  # names are checked before the model is loaded
+    check_name(resolved.draft.method)  # before the model is loaded
     if loaded is None:
         files = models.resolve(resolved.model)
         loaded = models.load(files, device=device, dtype=dtype, weights=resolved.weights)
     model = loaded.config
-    layout = Heads(num_heads=model.num_kv_heads, head_dim=model.head_dim)
-    backend, why = choose(layout, device, dtype, resolved.cache.page_size)
-    tail = max(drafter.spec.max_nodes, drafter.spec.scratch, 1)
-    tail = min(tail, resolved.draft.num_speculative_tokens + 1)
+    network: Drafter | None = None
+    proposer: Proposer
+    if resolved.draft.method in DRAFTERS:
+        proposer = HostProposer(build(resolved.draft))
+    else:
+        target = TargetInfo(
+            config=model, device=device, dtype=dtype, embed=loaded.net.embed, head=loaded.net.head
+        )
+        network = build_network(resolved.draft, target)
+        proposer = NetworkProposer(network)
+    spec = proposer.spec
+    layouts = [(Heads(model.num_kv_heads, model.head_dim), model.num_layers)]
+    if spec.kv is not None:
+        layouts.append((Heads(spec.kv.num_kv_heads, spec.kv.head_dim), spec.kv.num_layers))
+    tail = max(min(spec.max_nodes, resolved.draft.num_speculative_tokens + 1), spec.scratch)
     size = size_pool(
         resolved.cache,
         model_max_len=model.max_position,
-        bytes_per_page=page_bytes(
-            resolved.cache.page_size,
-            num_layers=model.num_layers,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            item=dtype.itemsize,
+        bytes_per_page=sum(
+            layout.token_nbytes(layers, dtype) * resolved.cache.page_size
+            for layout, layers in layouts
         ),
         used=used_memory(device),
         free=free_memory(device),
@@ -132,8 +143,12 @@ def build_parts(config: EngineConfig, loaded: LoadedModel | None = None) -> Part
         tail=tail,
     )
     cache: CacheConfig = replace(resolved.cache, num_pages=size.num_pages, max_len=size.max_len)
-    pool = KVPool(layout, model.num_layers, size.num_pages, cache.page_size, dtype, device)
-    target = ModelRunner(loaded.net, pool, backend, aux_layers=drafter.spec.aux_layers)
+    pools = [
+        KVPool(layout, layers, size.num_pages, cache.page_size, dtype, device)
+        for layout, layers in layouts
+    ]
+    backend, why = choose(layouts[0][0], device, dtype, cache.page_size)
+    runner = ModelRunner(loaded.net, pools[0], backend, aux_layers=spec.aux_layers)
     pages_per_row = pages_for(size.max_len, tail, cache.page_size)
     rows = RowTable(
         num_rows=cache.max_rows,
@@ -142,9 +157,18 @@ def build_parts(config: EngineConfig, loaded: LoadedModel | None = None) -> Part
         page_size=cache.page_size,
         vocab_size=model.vocab_size,
         num_option_slots=min(_OPTION_SLOTS, cache.max_rows),
-        drafter=drafter,
+        proposer=proposer,
         device=device,
     )
+    if network is not None:
+        layout = layouts[-1][0]
+        network.attach(
+            NetworkRuntime(
+                rows,
+                pools[1] if spec.kv is not None else None,
+                choose(layout, device, dtype, cache.page_size)[0],
+            )
+        )
     allocator = PageAllocator(size.num_pages)
     scheduler = Scheduler(
         cache,
@@ -161,10 +185,10 @@ def build_parts(config: EngineConfig, loaded: LoadedModel | None = None) -> Part
         model_config=model,
         device=device,
         loaded=loaded,
-        target=target,
+        target=runner,
         rows=rows,
         scheduler=scheduler,
-        drafter=drafter,
+        proposer=proposer,
         control=Control(resolved.draft),
         max_len=size.max_len,
         notes=notes,

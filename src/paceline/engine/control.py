@@ -1,45 +1,87 @@
-"""Control: how many proposed nodes a step verifies. Asks `cost.policy`; keeps what it learns.
+"""Control: how many proposed nodes a step verifies. Asks `cost.policy`; feeds it what happened.
 
-First version: everything proposed is verified, within the rows' room.
+With `adaptive` off everything that was proposed is verified, within the rows' room.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from paceline.core.tree import Proposal
+from paceline.core.config import DraftConfig
+from paceline.core.tree import EMPTY, DraftTree, Proposal
+from paceline.cost.policy import Choice, Policy
+from paceline.cost.table import StepCosts
 
-if TYPE_CHECKING:
-    from paceline.core.config import DraftConfig
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted:
+    """What a step verifies: one proposal per row, and the policy's choice behind it.
+
+    On a GPU a network's tree stays on the device, all of it is verified, and `proposals` are empty.
+    """
+
+    proposals: tuple[Proposal, ...]
+    tree: DraftTree | None = None
+    choice: Choice | None = None  # None: nothing to learn from
 
 
 class Control:
     """Chooses the nodes of a step from the drafter's scores and from measured step times."""
 
     def __init__(self, config: DraftConfig) -> None:
-        self._config = config
+        self._policy = Policy(StepCosts()) if config.adaptive else None
 
-    def wants_drafts(self, num_rows: int) -> bool:
-        """Whether drafting may pay in this step at all."""
-        return num_rows > 0
+    def wants_drafts(self) -> bool:
+        """Whether to ask the drafter in this step at all."""
+        return self._policy is None or self._policy.wants_drafts()
+
+    def skip(self, keys: Sequence[str]) -> Drafted:
+        """A step without drafts, because the drafter was not asked."""
+        choice = None if self._policy is None else self._policy.skip(keys)
+        return Drafted(proposals=(EMPTY,) * len(keys), choice=choice)
 
     def choose(
-        self, proposals: Sequence[Proposal], max_depths: Sequence[int]
-    ) -> tuple[Proposal, ...]:
+        self, keys: Sequence[str], proposals: Sequence[Proposal], max_depths: Sequence[int]
+    ) -> Drafted:
         """Prune proposals to what is worth verifying; results stay closed under parents.
 
         Args:
+            keys: the rows' request ids.
             proposals: one per row.
-            max_depths: most draft tokens on a path that the row has room for.
+            max_depths: most draft tokens on a path that each row has room for.
         """
-        return tuple(prune(p, d) for p, d in zip(proposals, max_depths, strict=True))
+        fitting = tuple(prune(p, d) for p, d in zip(proposals, max_depths, strict=True))
+        if self._policy is None:
+            return Drafted(proposals=fitting)
+        choice = self._policy.choose(keys, fitting)
+        kept = tuple(
+            prune(p, d, k) for p, d, k in zip(fitting, max_depths, choice.keep, strict=True)
+        )
+        return Drafted(proposals=kept, choice=choice)
 
-    def record(self, proposal: Proposal, accepted: Sequence[int]) -> None:
-        """Learn from one row: `accepted` are the indices of accepted nodes."""
+    def observe(
+        self,
+        drafted: Drafted,
+        emitted: Sequence[Sequence[int]],
+        seconds: float,
+        propose_seconds: float,
+    ) -> None:
+        """Learn from a finished step.
 
-    def record_step(self, num_rows: int, proposals: Sequence[Proposal], seconds: float) -> None:
-        """Learn what a step of this size costs."""
+        Args:
+            drafted: what was chosen for it.
+            emitted: tokens of each row, oldest first.
+            seconds: the step without drafting.
+            propose_seconds: drafting.
+        """
+        if self._policy is not None and drafted.choice is not None:
+            self._policy.observe(drafted.choice, emitted, seconds, propose_seconds)
+
+    def forget(self, key: str) -> None:
+        """A request has ended."""
+        if self._policy is not None:
+            self._policy.forget(key)
 
 
 def prune(proposal: Proposal, max_depth: int, keep: Sequence[bool] | None = None) -> Proposal:

@@ -12,42 +12,27 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import torch
 
 from paceline.core.batch import ForwardMode
 from paceline.core.errors import RequestError
 from paceline.core.request import FinishReason, Request, StepOutput
 from paceline.core.stages import silent
-from paceline.core.tree import EMPTY, Proposal, from_proposals, root
+from paceline.core.tree import EMPTY, Proposal
 from paceline.draft.base import HostCommit
 from paceline.engine.build import build_parts
 from paceline.engine.counters import Counters
+from paceline.engine.launch import Launcher, Pending
 from paceline.engine.outcome import cut, logprobs_of
-from paceline.engine.scheduler import StepPlan
 from paceline.engine.sequence import Phase, Sequence
-from paceline.engine.step import StepTensors, block_step, extend_step
+from paceline.engine.step import StepTensors
 from paceline.engine.validate import check_request
 
 if TYPE_CHECKING:
     from paceline.core.config import EngineConfig, ModelConfig
     from paceline.core.stages import Stages
-    from paceline.core.tree import DraftTree
     from paceline.engine.build import Parts
     from paceline.models import LoadedModel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
-    """A launched step whose results the host has not read."""
-
-    plan: StepPlan
-    tensors: StepTensors | None
-    proposals: tuple[Proposal, ...] = ()
-    started: float = 0.0  # perf_counter seconds
-    ready: torch.cuda.Event | None = None  # the tensors are on the host once it has passed
 
 
 class Engine:
@@ -56,16 +41,16 @@ class Engine:
     def __init__(self, parts: Parts, *, stages: Stages = silent) -> None:
         self.config: EngineConfig = parts.config
         self.model_config: ModelConfig = parts.model_config
-        self.spec = parts.drafter.spec
+        self.spec = parts.proposer.spec
         self.notes: tuple[str, ...] = parts.notes
         self.max_len = parts.max_len
         self.counters = Counters()
         self._parts = parts
         self._rows = parts.rows
         self._scheduler = parts.scheduler
-        self._drafter = parts.drafter
+        self._proposer = parts.proposer
         self._control = parts.control
-        self._stages = stages
+        self._launcher = Launcher(parts, parts.control, stages)
         self._seeds = random.Random(parts.config.seed)  # noqa: S311 (sampling seeds, no secrets)
         self._sequences: dict[str, Sequence] = {}
         self._pending: deque[Pending] = deque()
@@ -160,10 +145,17 @@ class Engine:
         outputs = self._reap_aborted()
         plan = self._scheduler.schedule(self._max_draft)
         if plan is not None:
-            self._pending.append(self._launch(plan))
+            self._pending.append(self._launcher.launch(plan))
         while self._pending and (plan is None or len(self._pending) > self.lag):
             outputs += self._read(self._pending.popleft())
         return outputs
+
+    def close(self) -> None:
+        """Drop all requests; the engine takes no more part in anything."""
+        for request_id in list(self._sequences):
+            self.abort(request_id)
+        while self.has_work:
+            self.step()
 
     def check_integrity(self) -> None:
         """Assert the invariants of rows and pages; for tests and idle moments."""
@@ -177,73 +169,6 @@ class Engine:
             "num_waiting": float(self.num_waiting),
             "num_running": float(self.num_running),
         }
-
-    # -- launching ----------------------------------------------------------------------------
-
-    def _launch(self, plan: StepPlan) -> Pending:
-        started = time.perf_counter()
-        if plan.mode is ForwardMode.EXTEND:
-            tensors = extend_step(plan.chunks, self._rows, self._parts.target, self._stages)
-            for chunk in plan.chunks:
-                chunk.sequence.num_cached = chunk.start + chunk.count
-                if chunk.final:
-                    chunk.sequence.phase = Phase.DECODE
-                if chunk.picks:
-                    chunk.sequence.in_flight += 1
-            return self._launched(plan, tensors, (), started)
-        with self._stages("propose"):
-            proposals = self._propose(plan)
-        host_rows = [s.row for s in plan.sequences]
-        row_ids = torch.tensor(host_rows, dtype=torch.int64, device=self._rows.device)
-        tree = self._tree(plan, proposals, row_ids)
-        caps = torch.tensor(plan.budgets, dtype=torch.int64, device=self._rows.device)
-        tensors = block_step(
-            tree,
-            row_ids,
-            caps,
-            len(host_rows) + sum(len(p.tokens) for p in proposals),
-            host_rows,
-            self._rows,
-            self._parts.target,
-            self._stages,
-        )
-        for sequence in plan.sequences:
-            sequence.in_flight += 1
-        return self._launched(plan, tensors, proposals, started)
-
-    def _launched(
-        self,
-        plan: StepPlan,
-        tensors: StepTensors | None,
-        proposals: tuple[Proposal, ...],
-        started: float,
-    ) -> Pending:
-        """Start copying the results to the host; nothing waits here."""
-        ready = None
-        if tensors is not None and self._rows.device.type == "cuda":
-            tensors = tensors.to_host()
-            ready = torch.cuda.Event()
-            ready.record()
-        return Pending(
-            plan=plan, tensors=tensors, proposals=proposals, started=started, ready=ready
-        )
-
-    def _propose(self, plan: StepPlan) -> tuple[Proposal, ...]:
-        """Host proposals of the rows, pruned to what is worth verifying."""
-        if not any(plan.budgets) or not self._control.wants_drafts(len(plan.budgets)):
-            return (EMPTY,) * len(plan.sequences)
-        rows = [s.row for s in plan.sequences]
-        proposals = self._drafter.propose(rows, plan.budgets)
-        depths = [s.room - 1 for s in plan.sequences]
-        return self._control.choose(proposals, depths)
-
-    def _tree(
-        self, plan: StepPlan, proposals: tuple[Proposal, ...], row_ids: torch.Tensor
-    ) -> DraftTree:
-        if not any(p.tokens for p in proposals):
-            return root(self._rows.next_token[row_ids])
-        tree = from_proposals([s.tokens[-1] for s in plan.sequences], proposals)
-        return tree if self._rows.device.type == "cpu" else tree.to(self._rows.device)
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -273,17 +198,22 @@ class Engine:
                     sequence.first_token_at = time.perf_counter()
                     sources = [0]
                 else:
-                    sources = self._record(sequence, pending.proposals[b], paths[b], len(tokens))
+                    proposal = pending.drafted.proposals[b] if pending.drafted else EMPTY
+                    sources = self._record(sequence, proposal, paths[b], len(tokens))
                 outputs.append(self._take(sequence, tokens, sources, tensors, b))
-        if plan.mode is ForwardMode.BLOCK:
-            seconds = time.perf_counter() - pending.started
-            self._control.record_step(len(sequences), pending.proposals, seconds)
-        self._observe({s.request.id: s for s in sequences}, outputs)
+        self._tell({s.request.id: s for s in sequences}, outputs)
         for sequence in sequences:
             if sequence.finish is None:
                 self._scheduler.publish(sequence)
             else:
                 self._retire(sequence)
+        if pending.drafted is not None:
+            self._control.observe(
+                pending.drafted,
+                [[t for t in row if t >= 0] for row in emitted],
+                time.perf_counter() - pending.started,
+                pending.propose_seconds,
+            )
         return outputs
 
     def _record(
@@ -294,7 +224,6 @@ class Engine:
         sequence.num_cached += count
         sequence.record_step(len(proposal.tokens), len(accepted))
         self.counters.record_row(len(proposal.tokens), len(accepted))
-        self._control.record(proposal, accepted)
         return [proposal.sources[i] if proposal.sources else 1 for i in accepted] + [0]
 
     def _take(
@@ -324,10 +253,10 @@ class Engine:
             stats=None if kept.reason is None else sequence.stats(),
         )
 
-    def _observe(self, sequences: dict[str, Sequence], outputs: list[StepOutput]) -> None:
+    def _tell(self, sequences: dict[str, Sequence], outputs: list[StepOutput]) -> None:
         """Tell the drafter what the rows emitted, already cut."""
         if outputs:
-            self._drafter.observe(
+            self._proposer.tell(
                 HostCommit(
                     rows=[sequences[out.request_id].row for out in outputs],
                     tokens=[out.token_ids for out in outputs],
@@ -349,6 +278,7 @@ class Engine:
             self._scheduler.publish(sequence)
         self._scheduler.finish(sequence, finished=finished)
         self._sequences.pop(sequence.request.id, None)
+        self._control.forget(sequence.request.id)
 
     def _reap_aborted(self) -> list[StepOutput]:
         outputs = []

@@ -25,13 +25,6 @@ class PoolSize:
     note: str
 
 
-def page_bytes(
-    page_size: int, *, num_layers: int, num_kv_heads: int, head_dim: int, item: int
-) -> int:
-    """Bytes of one page's keys and values over all layers."""
-    return 2 * num_layers * num_kv_heads * head_dim * item * page_size
-
-
 def size_pool(
     config: CacheConfig,
     *,
@@ -47,7 +40,7 @@ def size_pool(
     Args:
         config: what the user stated.
         model_max_len: the model's own context window, tokens.
-        bytes_per_page: see `page_bytes`.
+        bytes_per_page: keys and values of one page, all layers of target and drafter.
         used: bytes held now by weights and work space.
         free: bytes that can still be allocated.
         device_type: "cpu" or "cuda".

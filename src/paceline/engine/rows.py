@@ -17,7 +17,7 @@ from paceline.sample.options import SamplingTable
 
 if TYPE_CHECKING:
     from paceline.core.tree import Verdict
-    from paceline.draft.base import HostDrafter
+    from paceline.engine.proposers import Proposer
     from paceline.engine.sequence import Sequence
 
 
@@ -37,7 +37,7 @@ class RowTable:
         page_size: int,
         vocab_size: int,
         num_option_slots: int,
-        drafter: HostDrafter,
+        proposer: Proposer,
         device: torch.device,
     ) -> None:
         self.page_size = page_size
@@ -46,7 +46,7 @@ class RowTable:
         self.next_token = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)  # [R+1]
         self.pages = PageTable(num_rows, pages_per_row, device, dummy_page=num_pages)
         self.options = SamplingTable(num_rows, vocab_size, device, num_option_slots)
-        self._drafter = drafter
+        self._proposer = proposer
 
     # -- RowOwner -----------------------------------------------------------------------------
 
@@ -68,11 +68,11 @@ class RowTable:
             stop_ids=sorted(request.stop_ids),
             limit=sequence.limit,
         )
-        self._drafter.join(row, sequence.tokens, sequence.num_prompt, request.scope)
+        self._proposer.join(sequence)
 
     def leave(self, sequence: Sequence, *, finished: bool) -> None:
         """Clear the row before it is given to somebody else."""
-        self._drafter.leave(sequence.row, keep=finished)
+        self._proposer.leave(sequence, finished=finished)
         self.options.release(sequence.row)
         self.pages.clear(sequence.row)
 

@@ -6,13 +6,15 @@ caller (`engine.py`) decides what to compute and later reads the result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from paceline.engine.buffers import extend_batch, verify_batch
+from paceline.engine.commits import block_commit, extend_commit
 from paceline.engine.rows import emitted_tokens
 from paceline.ops.reference.tree import select
 from paceline.sample.sampler import PickNodes, pick
@@ -21,9 +23,12 @@ from paceline.sample.verifier import verify
 if TYPE_CHECKING:
     from paceline.core.stages import Stages
     from paceline.core.tree import DraftTree
+    from paceline.draft.base import Commit
     from paceline.engine.rows import RowTable
     from paceline.engine.runner import ModelRunner
     from paceline.engine.scheduler import Chunk
+
+    Observe = Callable[[Commit], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,18 +45,26 @@ class StepTensors:
     top_logprobs: Tensor | None  # [B, A, K]
 
     def to_host(self) -> StepTensors:
-        """Start the copy to the host; on a CUDA device it is done once the stream gets there.
+        """Start the copy from a GPU to the host; it is done once the stream gets there.
 
         The caller waits for an event recorded after this, never for the device.
         """
         return StepTensors(
-            **{f.name: _host_copy(getattr(self, f.name)) for f in fields(StepTensors)}
+            emitted=_host_copy(self.emitted),
+            path=_optional_copy(self.path),
+            logprobs=_optional_copy(self.logprobs),
+            top_ids=_optional_copy(self.top_ids),
+            top_logprobs=_optional_copy(self.top_logprobs),
         )
 
 
 @torch.inference_mode()
 def extend_step(
-    chunks: tuple[Chunk, ...], rows: RowTable, target: ModelRunner, stages: Stages
+    chunks: tuple[Chunk, ...],
+    rows: RowTable,
+    target: ModelRunner,
+    stages: Stages,
+    observe: Observe | None = None,
 ) -> StepTensors | None:
     """Cache prompt chunks; pick the first token of rows whose prompt is complete.
 
@@ -68,6 +81,9 @@ def extend_step(
         rows.restore_next(ids, torch.tensor([s.tokens[-1] for s in resumed], device=rows.device))
     picking = [c for c in chunks if c.picks]
     if not picking:
+        if observe is not None:
+            with stages("observe"):
+                observe(extend_commit(chunks, batch, out.aux, None))
         return None
     host_rows = [c.sequence.row for c in picking]
     ids = torch.tensor(host_rows, device=rows.device)
@@ -87,6 +103,9 @@ def extend_step(
             rows.options,
         )
     rows.commit_first(ids, picks.tokens, host_rows)
+    if observe is not None:
+        with stages("observe"):
+            observe(extend_commit(chunks, batch, out.aux, picks.tokens))
     return StepTensors(
         emitted=picks.tokens.view(-1, 1),
         path=None,
@@ -106,8 +125,9 @@ def block_step(
     rows: RowTable,
     target: ModelRunner,
     stages: Stages,
+    observe: Observe | None = None,
 ) -> StepTensors:
-    """Verify one tree per row: select, forward, walk, move, commit.
+    """Verify one tree per row: select, forward, walk, move, commit, observe.
 
     Args:
         tree: proposals, [B, N].
@@ -118,6 +138,7 @@ def block_step(
         rows: the row table.
         target: the target network.
         stages: who measures.
+        observe: a drafter network that wants to see what became final.
     """
     with stages("select"):
         chosen = select(tree, row_ids, num_tokens, caps)
@@ -139,8 +160,12 @@ def block_step(
         if tree.token_ids.shape[1] > 1:
             _move_path(verdict.path, batch.prefix_lens, row_ids, rows, target)
         rows.commit_block(row_ids, verdict, host_rows)
+    emitted = emitted_tokens(verdict)
+    if observe is not None:
+        with stages("observe"):
+            observe(block_commit(verdict, emitted, batch, row_ids, rows, out.aux))
     return StepTensors(
-        emitted=emitted_tokens(verdict),
+        emitted=emitted,
         path=verdict.path,
         logprobs=verdict.logprobs,
         top_ids=verdict.top_ids,
@@ -165,9 +190,11 @@ def _move_path(
     )
 
 
-def _host_copy(x: Tensor | None) -> Tensor | None:
-    if x is None or x.device.type == "cpu":
-        return x
+def _optional_copy(x: Tensor | None) -> Tensor | None:
+    return None if x is None else _host_copy(x)
+
+
+def _host_copy(x: Tensor) -> Tensor:
     pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
     return pinned.copy_(x, non_blocking=True)
 

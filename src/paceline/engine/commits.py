@@ -1,0 +1,88 @@
+"""Builds the `Commit` of a target pass: what became final, flat, for drafter networks.
+
+Letters: B rows, A path length, T the pass's tokens, F width of the tapped features.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.draft.base import Commit
+
+if TYPE_CHECKING:
+    from paceline.core.batch import ForwardBatch
+    from paceline.core.tree import Verdict
+    from paceline.engine.rows import RowTable
+    from paceline.engine.scheduler import Chunk
+
+
+def extend_commit(
+    chunks: tuple[Chunk, ...], batch: ForwardBatch, aux: Tensor | None, picked: Tensor | None
+) -> Commit:
+    """All tokens of the prefill chunks; `picked` are the first tokens of the picking ones."""
+    next_ids: list[int] = []
+    for chunk in chunks:
+        known = chunk.sequence.tokens[chunk.start + 1 : chunk.start + chunk.count + 1]
+        next_ids += known + [0] * (chunk.count - len(known))
+    after = torch.tensor(next_ids, dtype=torch.int64, device=batch.token_ids.device)
+    if picked is not None:
+        assert batch.logits_at is not None, "a picking pass says where"
+        after[batch.logits_at] = picked
+    return Commit(
+        rows=batch.rows,
+        cu=batch.cu_q,
+        token_ids=batch.token_ids,
+        next_ids=after,
+        positions=batch.positions,
+        slots=batch.slots,
+        hidden=aux,
+    )
+
+
+def block_commit(
+    verdict: Verdict,
+    emitted: Tensor,
+    batch: ForwardBatch,
+    row_ids: Tensor,
+    rows: RowTable,
+    aux: Tensor | None,
+) -> Commit:
+    """The accepted paths, compacted row after row; what lies past them is dead.
+
+    Args:
+        verdict: the walk's outcome.
+        emitted: [B, A] the token after each path node, -1 padded.
+        batch: the verify pass.
+        row_ids: [B] int64.
+        rows: the row table.
+        aux: [T, F] tapped features of the pass.
+    """
+    capacity = batch.token_ids.shape[0]
+    step = torch.arange(verdict.path.shape[1], device=verdict.path.device)
+    accepted = step < verdict.count.unsqueeze(1)  # [B, A]
+    cu = torch.zeros_like(batch.cu_q)
+    cu[1:] = verdict.count.cumsum(0)
+    # Accepted nodes go to their place, all others to a place past the end that is cut off.
+    place = torch.where(accepted, cu[:-1].unsqueeze(1) + step, capacity).view(-1)
+
+    def packed(values: Tensor, fill: int) -> Tensor:
+        out = values.new_full((capacity + 1,), fill)
+        return out.scatter_(0, place, values.reshape(-1))[:capacity]
+
+    positions = batch.prefix_lens.unsqueeze(1) + step
+    slots = rows.slots(row_ids.unsqueeze(1).expand_as(positions), positions)
+    source = batch.cu_q[:-1].unsqueeze(1) + verdict.path.clamp(min=0)
+    slots = packed(slots, -1)
+    dead = torch.arange(capacity, device=cu.device) >= cu[-1]
+    return Commit(
+        rows=row_ids,
+        cu=cu,
+        token_ids=packed(verdict.path_tokens, 0).masked_fill(dead, 0),
+        next_ids=packed(emitted, 0).masked_fill(dead, 0),
+        positions=packed(positions, 0).masked_fill(dead, 0),
+        slots=slots.masked_fill(dead, -1),
+        hidden=None if aux is None else aux[packed(source, 0).masked_fill(dead, 0)],
+    )

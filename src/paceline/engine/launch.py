@@ -1,0 +1,124 @@
+"""Launcher: starts the step that a plan describes and says where its results will be.
+
+Proposes, builds the tree, runs the step's device program and starts the copy of its results; it reads
+nothing back. What the results mean is `engine.py`'s business.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.core.batch import ForwardMode
+from paceline.core.tree import EMPTY, from_proposals, root
+from paceline.engine.control import Control, Drafted
+from paceline.engine.scheduler import StepPlan
+from paceline.engine.sequence import Phase
+from paceline.engine.step import StepTensors, block_step, extend_step
+
+if TYPE_CHECKING:
+    from paceline.core.stages import Stages
+    from paceline.core.tree import DraftTree
+    from paceline.engine.build import Parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    """A launched step whose results the host has not read."""
+
+    plan: StepPlan
+    tensors: StepTensors | None
+    drafted: Drafted | None = None  # BLOCK
+    started: float = 0.0  # perf_counter seconds, after drafting
+    propose_seconds: float = 0.0
+    ready: torch.cuda.Event | None = None  # the tensors are on the host once it has passed
+
+
+class Launcher:
+    """Launches steps. One per engine."""
+
+    def __init__(self, parts: Parts, control: Control, stages: Stages) -> None:
+        self._rows = parts.rows
+        self._target = parts.target
+        self._proposer = parts.proposer
+        self._observe = parts.proposer.observe if parts.proposer.observes else None
+        self._control = control
+        self._stages = stages
+
+    def launch(self, plan: StepPlan) -> Pending:
+        """Start the step; its rows have a step in flight until the result is read."""
+        if plan.mode is ForwardMode.EXTEND:
+            tensors = extend_step(
+                plan.chunks, self._rows, self._target, self._stages, self._observe
+            )
+            for chunk in plan.chunks:
+                chunk.sequence.num_cached = chunk.start + chunk.count
+                if chunk.final:
+                    chunk.sequence.phase = Phase.DECODE
+                if chunk.picks:
+                    chunk.sequence.in_flight += 1
+            return self._copied(Pending(plan=plan, tensors=tensors))
+        host_rows = [s.row for s in plan.sequences]
+        row_ids = torch.tensor(host_rows, dtype=torch.int64, device=self._rows.device)
+        asked = time.perf_counter()
+        with self._stages("propose"):
+            drafted = self._propose(plan, row_ids)
+        started = time.perf_counter()
+        tree, num_tokens = self._tree(plan, drafted, row_ids)
+        tensors = block_step(
+            tree,
+            row_ids,
+            torch.tensor(plan.budgets, dtype=torch.int64, device=self._rows.device),
+            num_tokens,
+            host_rows,
+            self._rows,
+            self._target,
+            self._stages,
+            self._observe,
+        )
+        for sequence in plan.sequences:
+            sequence.in_flight += 1
+        return self._copied(
+            Pending(
+                plan=plan,
+                tensors=tensors,
+                drafted=drafted,
+                started=started,
+                propose_seconds=started - asked,
+            )
+        )
+
+    def _copied(self, pending: Pending) -> Pending:
+        """On a GPU: start copying the results to the host. Nothing waits here."""
+        if pending.tensors is None or self._rows.device.type == "cpu":
+            return pending
+        tensors = pending.tensors.to_host()
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record()
+        return replace(pending, tensors=tensors, ready=ready)
+
+    def _propose(self, plan: StepPlan, row_ids: torch.Tensor) -> Drafted:
+        """What the drafter proposes, pruned to what is worth verifying where the host can see it."""
+        keys = [s.request.id for s in plan.sequences]
+        if not any(plan.budgets) or not self._control.wants_drafts():
+            return self._control.skip(keys)
+        rows = [s.row for s in plan.sequences]
+        proposed = self._proposer.propose(rows, row_ids, plan.budgets)
+        if proposed.tree is not None:
+            return Drafted(proposals=(EMPTY,) * len(keys), tree=proposed.tree)
+        return self._control.choose(keys, proposed.proposals, [s.room - 1 for s in plan.sequences])
+
+    def _tree(
+        self, plan: StepPlan, drafted: Drafted, row_ids: torch.Tensor
+    ) -> tuple[DraftTree, int]:
+        """The tree to verify and the number of tokens, roots included."""
+        if drafted.tree is not None:
+            return drafted.tree, len(plan.budgets) + sum(plan.budgets)
+        total = len(plan.budgets) + sum(len(p.tokens) for p in drafted.proposals)
+        if total == len(plan.budgets):
+            return root(self._rows.next_token[row_ids]), total
+        tree = from_proposals([s.tokens[-1] for s in plan.sequences], drafted.proposals)
+        return (tree if self._rows.device.type == "cpu" else tree.to(self._rows.device)), total
