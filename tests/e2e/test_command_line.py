@@ -35,7 +35,18 @@ def environment() -> dict[str, str]:
 def test_a_pipeline_in_and_out(model: str, tmp_path: Path) -> None:
     """Prompt from stdin, answer to a file, nothing on stderr, no escape sequences anywhere."""
     ran = subprocess.run(
-        command("generate", "--model", model, "--max-tokens", "12", "--seed", "1", "--json"),
+        command(
+            "generate",
+            "--threads",
+            "1",
+            "--model",
+            model,
+            "--max-tokens",
+            "12",
+            "--seed",
+            "1",
+            "--json",
+        ),
         input=b"the and of\n",
         capture_output=True,
         timeout=TIMEOUT,
@@ -53,7 +64,17 @@ def test_a_pipeline_in_and_out(model: str, tmp_path: Path) -> None:
 def test_a_reader_that_leaves_is_no_error(model: str) -> None:
     """`paceline generate ... | head -c 5` ends quietly and soon."""
     writer = subprocess.Popen(
-        command("generate", "the", "--model", model, "--max-tokens", "15000", "--ignore-eos"),
+        command(
+            "generate",
+            "the",
+            "--threads",
+            "1",
+            "--model",
+            model,
+            "--max-tokens",
+            "15000",
+            "--ignore-eos",
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),
@@ -70,7 +91,17 @@ def test_a_reader_that_leaves_is_no_error(model: str) -> None:
 def test_ctrl_c_keeps_the_partial_answer(model: str) -> None:
     """SIGINT in mid-answer: exit code 130, the text so far, one line on stderr, no traceback."""
     writer = subprocess.Popen(
-        command("generate", "the", "--model", model, "--max-tokens", "15000", "--ignore-eos"),
+        command(
+            "generate",
+            "the",
+            "--threads",
+            "1",
+            "--model",
+            model,
+            "--max-tokens",
+            "15000",
+            "--ignore-eos",
+        ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),
@@ -91,14 +122,16 @@ def test_ctrl_c_while_loading(model: str) -> None:
     writer = subprocess.Popen(
         [
             *(sys.executable, "-c"),
-            ("import os, signal, sys, threading\n"
-            "import paceline.engine.engine as module\n"
-            "def build(*_, **__):\n"
-            "    os.kill(os.getpid(), signal.SIGINT)\n"
-            "    threading.Event().wait(60)\n"
-            "module.Engine.build = build\n"
-            "from paceline.cli import main\n"
-            "sys.exit(main(['generate', 'the']))\n"),
+            (
+                "import os, signal, sys, threading\n"
+                "import paceline.engine.engine as module\n"
+                "def build(*_, **__):\n"
+                "    os.kill(os.getpid(), signal.SIGINT)\n"
+                "    threading.Event().wait(60)\n"
+                "module.Engine.build = build\n"
+                "from paceline.cli import main\n"
+                "sys.exit(main(['generate', 'the']))\n"
+            ),
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -116,7 +149,18 @@ def test_a_terminal_gets_remarks(model: str) -> None:
 
     leader, follower = os.openpty()
     ran = subprocess.Popen(
-        command("generate", "the", "--model", model, "--max-tokens", "8", "--seed", "1"),
+        command(
+            "generate",
+            "the",
+            "--threads",
+            "1",
+            "--model",
+            model,
+            "--max-tokens",
+            "8",
+            "--seed",
+            "1",
+        ),
         stdout=subprocess.PIPE,
         stderr=follower,
         env={**environment(), "NO_COLOR": "1", "TERM": "xterm-256color"},

@@ -13,7 +13,14 @@ from paceline import LLM, SamplingParams
 from paceline.cli import main
 from paceline.core.errors import RequestError
 
-SMALL = {"max_len": 200, "max_rows": 4, "page_size": 4, "dtype": "float64", "adaptive": False}
+SMALL = {
+    "max_len": 200,
+    "max_rows": 4,
+    "page_size": 4,
+    "dtype": "float64",
+    "adaptive": False,
+    "threads": 1,
+}
 TEXT = "the and of the and on the and of the and"
 
 
@@ -120,7 +127,17 @@ def test_chat_answers(llm: LLM) -> None:
 
 # -- commands -------------------------------------------------------------------------------------
 
-FLAGS = ("--dtype", "float64", "--max-len", "200", "--page-size", "4", "--no-adaptive")
+FLAGS = (
+    "--threads",
+    "1",
+    "--dtype",
+    "float64",
+    "--max-len",
+    "200",
+    "--page-size",
+    "4",
+    "--no-adaptive",
+)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +157,20 @@ def test_check_lossless(
     model = ("--model", str(tiny_checkpoint("qwen3")))
     for concurrency in ("1", "2"):
         code = main(
-            ["check", "lossless", prompts, *model, *FLAGS, *specs, "--max-tokens", "24", "--concurrency", concurrency, "--out", str(out)]
+            [
+                "check",
+                "lossless",
+                prompts,
+                *model,
+                *FLAGS,
+                *specs,
+                "--max-tokens",
+                "24",
+                "--concurrency",
+                concurrency,
+                "--out",
+                str(out),
+            ]
         )
         assert code == 0, capsys.readouterr().err
     record = json.loads(out.read_text())
@@ -152,7 +182,22 @@ def test_check_lossless(
 def test_bench(tiny_checkpoint, prompts: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Figures of several drafters over one loaded model, outputs equal, steps counted."""
     code = main(
-        ["bench", prompts, "--model", str(tiny_checkpoint("llama")), *FLAGS, "--max-tokens", "16", "--spec", "none", "--spec", "suffix", "--repeats", "2", "--raw"]
+        [
+            "bench",
+            prompts,
+            "--model",
+            str(tiny_checkpoint("llama")),
+            *FLAGS,
+            "--max-tokens",
+            "16",
+            "--spec",
+            "none",
+            "--spec",
+            "suffix",
+            "--repeats",
+            "2",
+            "--raw",
+        ]
     )
     captured = capsys.readouterr()
     assert code == 0, captured.err
@@ -190,7 +235,12 @@ def test_what_cannot_be_served_is_one_message(
 ) -> None:
     """Exit code 2, what is possible, no traceback."""
     tiny = str(tiny_checkpoint("llama"))
-    assert main(["generate", "the", *(tiny if a == "TINY" else a for a in arguments)]) == 2
+    assert (
+        main(
+            ["generate", "the", "--threads", "1", *(tiny if a == "TINY" else a for a in arguments)]
+        )
+        == 2
+    )
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err

@@ -15,7 +15,6 @@ import itertools
 import logging
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from queue import SimpleQueue
 from types import TracebackType
@@ -24,9 +23,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 from paceline.api.completion import Completion
 from paceline.api.loop import EngineLoop, Steppable
 from paceline.api.options import engine_config
+from paceline.api.prompts import Params, Prompt, as_conversations, as_prompts, one_each
 from paceline.api.results import Chunk, Result
-from paceline.core.errors import EngineStoppedError, PacelineError, RequestError
-from paceline.core.request import Request, SamplingParams, StepOutput
+from paceline.api.submission import Item, Submitted, opened
+from paceline.core.request import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.api.chat_template import Message
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from paceline.draft.base import DrafterSpec
 
 log = logging.getLogger(__name__)
-
-Prompt = str | Sequence[int]
-Params = SamplingParams | Sequence[SamplingParams] | None
-_Item = Chunk | PacelineError
 
 
 class ServedEngine(Steppable, Protocol):
@@ -110,9 +106,9 @@ class LLM:
             engine.model_config.eos_token_ids
         )
         self._ids = itertools.count()
-        self._draw_seed = engine.draw_seed
-        self._report = engine.report
-        self._loop = EngineLoop(engine, prepare=_thread_setting(engine.config))
+        self._loop: EngineLoop[ServedEngine] = EngineLoop(
+            engine, prepare=_thread_setting(engine.config)
+        )
         # At exit, or when nobody holds this object: the thread must not outlive the interpreter.
         self._finalizer = weakref.finalize(self, self._loop.close)
 
@@ -133,13 +129,13 @@ class LLM:
             RequestError: a prompt or its parameters cannot be served; then none was started.
             EngineStoppedError: the engine has failed, or was closed.
         """
-        completions = self._completions(_prompts(prompts), params)
-        inbox: SimpleQueue[_Item] = SimpleQueue()
+        completions = self._completions(as_prompts(prompts), params)
+        inbox: SimpleQueue[Item] = SimpleQueue()
         results: dict[tuple[int, int], Result] = {}
-        with self._submitted(completions, inbox.put) as seeds:
+        with Submitted(self._loop, completions, inbox.put) as seeds:
             seeds.result()
             while len(results) < len(completions):
-                result = _opened(inbox.get()).result
+                result = opened(inbox.get()).result
                 if result is not None:
                     results[result.prompt_index, result.sample_index] = result
         return [results[key] for key in sorted(results)]
@@ -171,7 +167,7 @@ class LLM:
                 add_generation_prompt=add_generation_prompt,
                 **cast("dict[str, Any]", dict(chat_template_kwargs or {})),
             )
-            for conversation in _conversations(messages)
+            for conversation in as_conversations(messages)
         ]
         return self.generate(prompts, params)
 
@@ -186,12 +182,12 @@ class LLM:
             RequestError, EngineStoppedError: as for `generate`.
         """
         completions = self._completions([prompt], params)
-        inbox: SimpleQueue[_Item] = SimpleQueue()
+        inbox: SimpleQueue[Item] = SimpleQueue()
         left = len(completions)
-        with self._submitted(completions, inbox.put) as seeds:
+        with Submitted(self._loop, completions, inbox.put) as seeds:
             seeds.result()
             while left:
-                chunk = _opened(inbox.get())
+                chunk = opened(inbox.get())
                 left -= chunk.result is not None
                 yield chunk
 
@@ -206,15 +202,17 @@ class LLM:
             RequestError, EngineStoppedError: as for `generate`.
         """
         completions = await asyncio.to_thread(self._completions, [prompt], params)
-        inbox: asyncio.Queue[_Item] = asyncio.Queue()
+        inbox: asyncio.Queue[Item] = asyncio.Queue()
         events = asyncio.get_running_loop()
         left = len(completions)
-        with self._submitted(
-            completions, lambda item: events.call_soon_threadsafe(inbox.put_nowait, item)
+        with Submitted(
+            self._loop,
+            completions,
+            lambda item: events.call_soon_threadsafe(inbox.put_nowait, item),
         ) as seeds:
             await asyncio.wrap_future(seeds)
             while left:
-                chunk = _opened(await inbox.get())
+                chunk = opened(await inbox.get())
                 left -= chunk.result is not None
                 yield chunk
 
@@ -222,7 +220,7 @@ class LLM:
 
     def report(self) -> dict[str, float]:
         """The engine's counters since its start."""
-        return self._loop.call(self._report).result()
+        return self._loop.call(lambda engine: engine.report()).result()
 
     def close(self) -> None:
         """End open requests and give back the engine's memory. Repeatable."""
@@ -241,10 +239,13 @@ class LLM:
 
     def _completions(self, prompts: Sequence[Prompt], params: Params) -> list[Completion]:
         found = []
-        for index, (prompt, param) in enumerate(zip(prompts, _each(params, prompts), strict=True)):
+        for index, (prompt, param) in enumerate(
+            zip(prompts, one_each(params, prompts), strict=True)
+        ):
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
             if param.n > 1 and param.seed is None:
-                param = replace(param, seed=self._loop.call(self._draw_seed).result())  # noqa: PLW2901
+                seed = self._loop.call(lambda engine: engine.draw_seed()).result()
+                param = replace(param, seed=seed)  # noqa: PLW2901
             found += [
                 Completion(
                     f"{next(self._ids)}",
@@ -259,52 +260,6 @@ class LLM:
             ]
         return found
 
-    def _submitted(
-        self, completions: Sequence[Completion], put: Callable[[_Item], object]
-    ) -> _Submitted:
-        return _Submitted(self._loop, completions, put)
-
-
-class _Submitted:
-    """Requests that are open while the context is; whatever is unfinished then is aborted."""
-
-    def __init__(
-        self, loop: EngineLoop, completions: Sequence[Completion], put: Callable[[_Item], object]
-    ) -> None:
-        self._loop = loop
-        self._open = {c.request.id: c for c in completions}
-        self._put = put
-
-    def __enter__(self) -> Future[tuple[int, ...]]:
-        requests: list[Request] = [c.request for c in self._open.values()]
-        return self._loop.submit(requests, self._take)
-
-    def __exit__(self, *_: object) -> None:
-        unfinished = tuple(self._open)
-        if unfinished:
-            self._loop.abort(unfinished)
-
-    def _take(self, output: StepOutput | EngineStoppedError) -> None:
-        """Runs on the loop's thread."""
-        if isinstance(output, EngineStoppedError):
-            self._put(output)
-            return
-        try:
-            chunk = self._open[output.request_id].accept(output)
-        except Exception as error:
-            msg = f"the answer's text could not be made ({type(error).__name__}: {error})"
-            self._put(PacelineError(msg))
-            raise  # the loop logs it and aborts the request
-        if chunk.result is not None:
-            del self._open[output.request_id]
-        self._put(chunk)
-
-
-def _opened(item: _Item) -> Chunk:
-    if isinstance(item, PacelineError):
-        raise item
-    return item
-
 
 def _thread_setting(config: EngineConfig) -> Callable[[], object]:
     """PyTorch keeps the number of threads per calling thread."""
@@ -316,42 +271,3 @@ def _thread_setting(config: EngineConfig) -> Callable[[], object]:
             torch.set_num_threads(config.threads)
 
     return prepare
-
-
-def _prompts(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several -> several. A sequence of whole numbers is one prompt of token ids."""
-    if isinstance(given, str):
-        return [given]
-    items = list(given)
-    if all(isinstance(item, int) for item in items):
-        return [items] if items else []  # type: ignore[list-item]
-    bad = [i for i, item in enumerate(items) if isinstance(item, int | bytes)]
-    if bad:
-        msg = (
-            f"prompt {bad[0]} of {len(items)} is {items[bad[0]]!r}; a prompt is text or a list of "
-            "token ids, and prompts are a list of these"
-        )
-        raise RequestError(msg)
-    return items  # type: ignore[return-value]
-
-
-def _conversations(
-    given: Sequence[Message] | Sequence[Sequence[Message]],
-) -> list[Sequence[Message]]:
-    if given and all(isinstance(item, Mapping) for item in given):
-        return [given]  # type: ignore[list-item]
-    return list(given)  # type: ignore[arg-type]
-
-
-def _each(params: Params, prompts: Sequence[object]) -> Sequence[SamplingParams]:
-    if params is None:
-        return [SamplingParams()] * len(prompts)
-    if isinstance(params, SamplingParams):
-        return [params] * len(prompts)
-    if len(params) != len(prompts):
-        msg = (
-            f"{len(prompts)} prompts came with {len(params)} sampling parameters; pass one for "
-            "all, or one per prompt"
-        )
-        raise RequestError(msg)
-    return params

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from paceline.core.errors import EngineStoppedError, RequestError
 from paceline.core.request import Request, StepOutput
@@ -53,6 +54,9 @@ class Steppable(Protocol):
         ...
 
 
+E = TypeVar("E", bound=Steppable)
+
+
 @dataclass(frozen=True, slots=True)
 class _Submit:
     requests: Sequence[Request]
@@ -67,7 +71,7 @@ class _Abort:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    function: Callable[[], object]
+    function: Callable[[Any], object]  # of the engine
     outcome: Future[Any]
 
 
@@ -79,10 +83,10 @@ class _Close:
 _Command = _Submit | _Abort | _Call | _Close
 
 
-class EngineLoop:
+class EngineLoop(Generic[E]):
     """Runs an engine in a thread of its own. All methods may be called from any thread."""
 
-    def __init__(self, engine: Steppable, *, prepare: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, engine: E, *, prepare: Callable[[], object] = lambda: None) -> None:
         """Start the thread.
 
         Args:
@@ -129,8 +133,8 @@ class EngineLoop:
         with suppress(EngineStoppedError):  # then they have ended with the loop
             self._put(_Abort(tuple(request_ids)))
 
-    def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run a function on the loop's thread, between two steps: the way to look at the engine.
+    def call(self, function: Callable[[E], T]) -> Future[T]:
+        """Run a function of the engine on the loop's thread, between two steps.
 
         Raises:
             EngineStoppedError: the loop has stopped.
@@ -192,7 +196,7 @@ class EngineLoop:
                     for request_id in command.request_ids:
                         self._engine.abort(request_id)
                 case _Call():
-                    _settle(command.outcome, command.function)
+                    _settle(command.outcome, partial(command.function, self._engine))
                 case _Close():
                     self._closing = True
 
@@ -251,6 +255,7 @@ class EngineLoop:
             self._engine.close()
         except Exception:
             log.exception("the engine failed while it was closed")
+        del self._engine  # its memory goes back although somebody may still hold this loop
 
 
 def _settle(future: Future[T], function: Callable[[], T]) -> None:

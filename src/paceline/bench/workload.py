@@ -71,7 +71,8 @@ def load(
     Args:
         paths: JSONL files, gzipped or not.
         categories: keep only these groups or categories; empty: all.
-        limit: keep at most this many of each group, the first ones.
+        limit: keep at most this many of each group: the first ones, spread evenly over the group's
+            categories.
         raw: what a user says is the prompt itself, not a message for a chat template.
 
     Raises:
@@ -89,17 +90,30 @@ def load(
             )
             raise ConfigError(msg)
         found = [p for p in found if p.group in categories or p.category in categories]
-    kept: list[Prompt] = []
-    counts: dict[str, int] = {}
-    for prompt in found:
-        counts[prompt.group] = counts.get(prompt.group, 0) + 1
-        if limit is None or counts[prompt.group] <= limit:
-            kept.append(prompt)
+    kept = found if limit is None else _limited(found, limit)
     if not kept:
         names = ", ".join(map(str, paths))
         msg = f"no prompts in {names}; at least one is needed: check the file and the limit"
         raise ConfigError(msg)
     return Workload(prompts=tuple(kept), sources=tuple(path.name for path in paths))
+
+
+def _limited(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
+    """Keep `limit` prompts per group, categories taking turns; the files' order stays."""
+    turns: dict[tuple[str, str], int] = {}
+    order: list[tuple[int, int]] = []  # (turn within its category, place in the files)
+    for place, prompt in enumerate(prompts):
+        turn = turns.get((prompt.group, prompt.category), 0)
+        turns[prompt.group, prompt.category] = turn + 1
+        order.append((turn, place))
+    taken: dict[str, int] = {}
+    kept = []
+    for _, place in sorted(order):
+        group = prompts[place].group
+        taken[group] = taken.get(group, 0) + 1
+        if taken[group] <= limit:
+            kept.append(place)
+    return [prompts[place] for place in sorted(kept)]
 
 
 def plain(texts: Iterable[str], *, group: str = "prompt") -> Workload:

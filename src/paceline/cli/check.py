@@ -48,7 +48,9 @@ def lossless(
         list[str] | None,
         Parameter(help="only this group or category; give it several times", negative_iterable=()),
     ] = None,
-    limit: Annotated[int | None, Parameter(help="prompts per group, the first ones")] = None,
+    limit: Annotated[
+        int | None, Parameter(help="prompts per group, its categories in turn")
+    ] = None,
     raw: Annotated[
         bool, Parameter(negative="", help="prompts as they are, without the chat template")
     ] = False,

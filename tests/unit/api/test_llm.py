@@ -109,7 +109,7 @@ def test_prompts_come_in_many_shapes(setup, prompts, expected: list[str]) -> Non
     assert [r.prompt_index for r in results] == list(range(len(expected)))
 
 
-@pytest.mark.parametrize("prompts", [["abc", 3], [b"abc"], [ids("a"), 4]])
+@pytest.mark.parametrize("prompts", [["abc", 3], [b"abc"], [ids("a"), 4], [None], [{"role": 1}]])
 def test_a_prompt_of_the_wrong_kind_is_refused(setup, prompts) -> None:
     """A number or bytes among prompts is a mistake, and named."""
     with pytest.raises(RequestError, match="a prompt is text or a list of token ids"):
@@ -339,6 +339,20 @@ def test_a_closed_llm_refuses_and_says_why(setup) -> None:
     with pytest.raises(EngineStoppedError, match="closed"):
         llm.generate("abc")
     assert len(found.engine.closed_by) == 1
+
+
+def test_a_closed_llm_holds_no_memory() -> None:
+    """Closing gives the engine's memory back even while the LLM is still at hand."""
+    engine = FakeEngine(echo)
+    gone = weakref.ref(engine)
+    llm = LLM.from_engine(engine, TOKENIZER)
+    llm.generate("abc")
+    llm.close()
+    del engine
+    gc.collect()
+    assert gone() is None
+    with pytest.raises(EngineStoppedError, match="closed"):
+        llm.report()
 
 
 def test_a_forgotten_llm_stops_its_thread() -> None:

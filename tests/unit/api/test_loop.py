@@ -102,7 +102,7 @@ def test_a_failing_step_ends_every_open_request(
         loop.submit([request("c")], one.put)
     assert isinstance(caught.value.__cause__, ValueError)
     with pytest.raises(EngineStoppedError, match="cable"):
-        loop.call(lambda: None)
+        loop.call(lambda _: None)
     assert loop.stopped is not None
 
 
@@ -120,7 +120,7 @@ def test_a_failing_sink_loses_only_its_own_request(caplog: pytest.LogCaptureFixt
     loop.submit([request("good", max_tokens=40)], inbox.put)
     assert len([t for o in drain(inbox) for t in o.token_ids]) == 40
     assert engine.aborted == ["bad"]
-    assert not loop.call(lambda: engine.has_work).result(TIMEOUT)
+    assert not loop.call(lambda e: e.has_work).result(TIMEOUT)
     loop.close()
 
 
@@ -148,7 +148,7 @@ def test_commands_left_behind_are_answered(gate: threading.Event) -> None:
     closer = threading.Thread(target=loop.close)
     closer.start()
     late = loop.submit([request("b")], lambda _: None)
-    asked = loop.call(lambda: 1)
+    asked = loop.call(lambda _: 1)
     gate.set()
     closer.join(TIMEOUT)
     for future in (late, asked):  # whichever came first, each has an outcome
@@ -175,10 +175,10 @@ def test_an_idle_loop_sleeps() -> None:
     inbox = SimpleQueue()
     loop.submit([request("a")], inbox.put)
     drain(inbox)
-    loop.call(lambda: None).result(TIMEOUT)
+    loop.call(lambda _: None).result(TIMEOUT)
     steps, asked = engine.num_steps, engine.num_asked
     time.sleep(0.05)
-    loop.call(lambda: None).result(TIMEOUT)
+    loop.call(lambda _: None).result(TIMEOUT)
     assert engine.num_steps == steps
     assert engine.num_asked - asked <= 3
     loop.close()
@@ -192,7 +192,7 @@ def test_everything_runs_on_the_one_thread() -> None:
     inbox = SimpleQueue()
     loop.submit([request("a")], inbox.put)
     drain(inbox)
-    where.append(loop.call(threading.current_thread).result(TIMEOUT))
+    where.append(loop.call(lambda _: threading.current_thread()).result(TIMEOUT))
     loop.close()
     assert len(set(where)) == 1
     assert where[0] is not threading.current_thread()
@@ -202,8 +202,8 @@ def test_a_failing_call_fails_its_caller_only() -> None:
     """An error of a function that looked at the engine belongs to whoever asked."""
     loop = EngineLoop(FakeEngine([10]))
     with pytest.raises(ZeroDivisionError):
-        loop.call(lambda: 1 / 0).result(TIMEOUT)
-    assert loop.call(lambda: 3).result(TIMEOUT) == 3
+        loop.call(lambda _: 1 / 0).result(TIMEOUT)
+    assert loop.call(lambda _: 3).result(TIMEOUT) == 3
     loop.close()
 
 
@@ -233,5 +233,5 @@ def test_many_threads_may_submit_and_abort() -> None:
         thread.join(TIMEOUT)
         assert not thread.is_alive()
     assert not wrong
-    assert not loop.call(lambda: engine.has_work).result(TIMEOUT)
+    assert not loop.call(lambda e: e.has_work).result(TIMEOUT)
     loop.close()

@@ -81,6 +81,12 @@ def test_categories_and_limits_choose(tmp_path: Path) -> None:
     assert len(load([path], categories=["mt_bench"]).prompts) == 2
     assert [p.category for p in load([path], categories=["coding"]).prompts] == ["coding"]
     assert [p.key for p in load([path], limit=1).prompts] == ["q/81", "q/300"]
+    many = [
+        {"question_id": i, "category": c, "turns": ["x"]}
+        for i, c in enumerate(["writing"] * 3 + ["coding"] * 3 + ["stem"])
+    ]
+    spread = load([write(tmp_path / "m.jsonl", many)], limit=5)  # each category in turn
+    assert [p.key for p in spread.prompts] == ["m/0", "m/1", "m/3", "m/4", "m/6"]
     with pytest.raises(ConfigError, match="no prompt has the category 'rag'; categories here: cod"):
         load([path], categories=["rag", "qa"])
 
