@@ -17,6 +17,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.cost.outcomes import judge
+
 _LENGTHS = (2, 3, 4, 6, 9, 15)  # borders of match-length classes, tokens
 _RATIOS = (0.3, 0.45, 0.55, 0.8, 0.95)  # borders of count-ratio classes
 _PRIOR_WEIGHT = 8.0  # observations that the prior is worth
@@ -41,7 +43,7 @@ class Survival:
     """Acceptance rates by source, match length and count ratio; deterministic."""
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[int, int, int], tuple[float, float]] = {}  # right, seen
+        self._cells: dict[tuple[int, int, int], tuple[float, float]] = {}  # hits, seen
 
     def scores(self, drafted: Drafted) -> list[float]:
         """Log survival of the path to every node: 0 or less, never above its parent's."""
@@ -64,25 +66,18 @@ class Survival:
             length: tokens of context that match up to the token, at least 1.
             ratio: the share of the context's occurrences that it followed, in (0, 1].
         """
-        right, seen = self._cells.get(_cell(source, length, ratio), (0.0, 0.0))
+        hits, seen = self._cells.get(_cell(source, length, ratio), (0.0, 0.0))
         prior = _prior(source, length, ratio) * _PRIOR_WEIGHT
-        return min(1.0, (right + prior) / (seen + _PRIOR_WEIGHT))
+        return min(1.0, (hits + prior) / (seen + _PRIOR_WEIGHT))
 
     def learn(self, drafted: Drafted, emitted: Sequence[int]) -> None:
         """Judge a proposal by what was emitted after its root, verified or not."""
-        depth_of = {-1: 0}  # nodes on the emitted path -> depth of their children
-        for i, (token, parent) in enumerate(zip(drafted.tokens, drafted.parents, strict=True)):
-            depth = depth_of.get(parent)
-            if depth is None or depth >= len(emitted):
-                continue
-            hit = token == emitted[depth]
-            if hit:
-                depth_of[i] = depth + 1
+        for i, depth, right in judge(drafted.tokens, drafted.parents, emitted):
             cell = _cell(drafted.source, drafted.length + depth, _ratio(drafted, i))
-            right, seen = self._cells.get(cell, (0.0, 0.0))
+            hits, seen = self._cells.get(cell, (0.0, 0.0))
             if seen >= _MEMORY:
-                right, seen = right / 2, seen / 2
-            self._cells[cell] = (right + hit, seen + 1)
+                hits, seen = hits / 2, seen / 2
+            self._cells[cell] = (hits + right, seen + 1)
 
 
 def _ratio(drafted: Drafted, node: int) -> float:

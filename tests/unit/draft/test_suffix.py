@@ -124,7 +124,7 @@ def test_proposals_are_those_of_brute_force(
         assert drafter.num_cached_tokens <= cached
 
 
-@settings(max_examples=60)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 10**6))
 def test_long_copies_with_the_default_settings(seed: int) -> None:
     """Deep matches and full proposals, which short random texts never reach."""
