@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,7 +42,7 @@ def scribe_line(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A registry line for the tests' own network."""
     lines = {"scribe": "tests.engine.scribe:Scribe"}
     monkeypatch.setattr(draft, "NETWORKS", Registry("drafter", lines))
-    yield
+    return
 
 
 def scribe_of(eng: Engine) -> Scribe:
@@ -99,7 +100,7 @@ def test_random_trees_are_lossless_and_observed_truly(
     )
     for tokens, prompt in zip(expected.values(), PROMPTS, strict=True):
         text = prompt[-1:] + tokens
-        for before, after in zip(text, text[1:], strict=False):
+        for before, after in itertools.pairwise(text):
             scribe_of(eng).hints.setdefault(before, []).append(after)
     checked = 0
 

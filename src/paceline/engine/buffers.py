@@ -48,13 +48,19 @@ def extend_batch(chunks: tuple[Chunk, ...], rows: RowTable) -> ForwardBatch:
         cu_q=_tensor(cu_q, rows.device),
         tail_lens=_tensor([c.count for c in chunks], rows.device),
         mask=None,
-        pages=rows.pages.tensor[row_ids],
+        pages=rows.pages.tensor[row_ids, : max(len(c.sequence.pages) for c in chunks)],
         logits_at=_tensor(picked, rows.device),
     )
 
 
 def verify_batch(
-    tree: DraftTree, chosen: Selection, row_ids: Tensor, rows: RowTable, *, q_len: int
+    tree: DraftTree,
+    chosen: Selection,
+    row_ids: Tensor,
+    rows: RowTable,
+    *,
+    q_len: int,
+    num_pages: int,
 ) -> ForwardBatch:
     """The selected nodes of every row as one BLOCK pass.
 
@@ -64,6 +70,7 @@ def verify_batch(
         row_ids: [B] int64.
         rows: the row table.
         q_len: most nodes of one row (a host bound).
+        num_pages: most pages of one row (a host bound).
     """
     width = tree.token_ids.shape[1]
     num_tokens = chosen.node.shape[0]
@@ -94,7 +101,7 @@ def verify_batch(
         cu_q=chosen.cu_q,
         tail_lens=chosen.cu_q.diff(),
         mask=mask,
-        pages=rows.pages.tensor[row_ids],
+        pages=rows.pages.tensor[row_ids, :num_pages],
     )
 
 

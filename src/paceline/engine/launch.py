@@ -73,6 +73,7 @@ class Launcher:
             row_ids,
             torch.tensor(plan.budgets, dtype=torch.int64, device=self._rows.device),
             num_tokens,
+            max(len(s.pages) for s in plan.sequences),
             host_rows,
             self._rows,
             self._target,

@@ -121,6 +121,7 @@ def block_step(
     row_ids: Tensor,
     caps: Tensor,
     num_tokens: int,
+    num_pages: int,
     host_rows: list[int],
     rows: RowTable,
     target: ModelRunner,
@@ -134,6 +135,7 @@ def block_step(
         row_ids: [B] int64.
         caps: [B] int64, most draft nodes of a row.
         num_tokens: T, roots included; at least B.
+        num_pages: most pages that one row holds.
         host_rows: the row ids as the host knows them.
         rows: the row table.
         target: the target network.
@@ -142,7 +144,9 @@ def block_step(
     """
     with stages("select"):
         chosen = select(tree, row_ids, num_tokens, caps)
-        batch = verify_batch(tree, chosen, row_ids, rows, q_len=tree.token_ids.shape[1])
+        batch = verify_batch(
+            tree, chosen, row_ids, rows, q_len=tree.token_ids.shape[1], num_pages=num_pages
+        )
     with stages("verify"):
         out = target.forward(batch)
     with stages("walk"):
