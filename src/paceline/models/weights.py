@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,6 @@ from paceline.core.errors import ModelError
 from paceline.layers.linear import Matrix
 from paceline.models import checkpoint
 from paceline.ops.packed import Groups, PackedWeight, pack
-
-if TYPE_CHECKING:
-    from paceline.models.base import CausalLM
 
 
 class Join(Protocol):
@@ -87,6 +84,32 @@ class WeightRule:
     join: Join = Single()
 
 
+class _Layered(Protocol):
+    @property
+    def num_layers(self) -> int: ...
+
+
+class Network(Protocol):
+    """What the table is read for: a language model, or a drafter network."""
+
+    WEIGHTS: ClassVar[tuple[WeightRule, ...]]
+    IGNORED: ClassVar[tuple[str, ...]]  # patterns of checkpoint tensors that carry nothing
+
+    @property
+    def config(self) -> _Layered:
+        """Says how many layers there are."""
+        ...
+
+    @property
+    def lm_head(self) -> nn.Module | None:
+        """None: there is no head of its own, and a copy in the checkpoint is passed over."""
+        ...
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """See `nn.Module`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
     """A rule for one layer of one network: a parameter and the tensors that it is made of."""
@@ -124,7 +147,7 @@ class Placement:
         return dense.to(device=self.device, dtype=self.dtype)
 
 
-def bind(net: CausalLM) -> Iterator[Binding]:
+def bind(net: Network) -> Iterator[Binding]:
     """Apply a network's table to its parameters, in table order."""
     for rule in net.WEIGHTS:
         path, _, attribute = rule.target.rpartition(".")
@@ -148,7 +171,7 @@ def bind(net: CausalLM) -> Iterator[Binding]:
             )
 
 
-def load(net: CausalLM, source: checkpoint.TensorSource, placement: Placement) -> None:
+def load(net: Network, source: checkpoint.TensorSource, placement: Placement) -> None:
     """Fill a network from a checkpoint, one parameter at a time.
 
     Args:
@@ -178,7 +201,7 @@ def packed_kinds(net: nn.Module) -> Counter[str]:
     return Counter(weight.kind for weight in matrices if not isinstance(weight, Tensor))
 
 
-def save(net: CausalLM, path: Path) -> None:
+def save(net: Network, path: Path) -> None:
     """Write a network's weights under their checkpoint names, as one safetensors file.
 
     Args:

@@ -1,0 +1,402 @@
+"""DFlash's network: context keys from the target's features, and a block of masks filled in one pass.
+
+DFlash (Chen, Liang, Liu; arXiv 2602.06036) drafts a whole block at once. What it knows of the text
+are the target's tapped residual streams: fused once (`fc`, `hidden_norm`), they become keys and values
+of every draft layer without passing through queries, outputs or MLPs (`context`). The block itself,
+[newest token, MASK, MASK, ...], runs through the layers as an ordinary pass (`forward`) that attends to
+those keys and to itself. A context key depends on the target's features at its own position alone, so
+it may be cached, shared and evicted exactly as the target's own.
+
+The same class serves and trains: serving passes a paged `Attend` whose pool holds the context,
+training one that holds `context`'s result itself.
+
+Not here: files (`dflash_checkpoint.py`), proposals and the cache's upkeep (`dflash.py`).
+
+Letters: T tokens, F = K x target hidden size (K tapped layers), H hidden size, L draft layers, Hq/Hkv
+heads, D head size, M positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from paceline import ops
+from paceline.core.batch import Attend, AttnSite, ForwardBatch, ForwardOutput
+from paceline.core.config import ModelConfig, RopeConfig
+from paceline.draft.base import DraftKV, TargetInfo
+from paceline.layers.attention import Attention
+from paceline.layers.linear import Linear
+from paceline.layers.mlp import MLP
+from paceline.layers.norm import RMSNorm
+from paceline.layers.rope import Rope
+from paceline.models.weights import Concat, Single, WeightRule
+from paceline.ops.reference.fused import wide
+
+if TYPE_CHECKING:
+    from paceline.ops.packed import PackedWeight
+
+ContextPath: TypeAlias = Literal["auto", "token", "layer", "stacked"]
+KeysValues: TypeAlias = tuple[Tensor, Tensor]  # keys, values: [T, Hkv, D]
+
+_STACKED_BYTES = 64 << 20  # most bytes that all layers' keys and values take before they are cached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DFlashConfig:
+    """Shape and layout of a DFlash network; everything that a checkpoint may choose, resolved."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position: int  # the length that it was made for; the target's may be longer
+    block_size: int  # b: rows of a block, the newest token's included
+    mask_token_id: int
+    target_layer_ids: tuple[int, ...]  # taps: the outputs of these target layers, in this order
+    num_target_layers: int
+    target_hidden_size: int
+    windows: tuple[int | None, ...]  # per layer: positions that a row sees, itself included
+    causal: tuple[bool, ...]  # per layer: a row of the block sees no later one
+    rope: RopeConfig
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    sample_from_anchor: bool = False  # row i predicts the token after it, not its own
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+
+    @property
+    def num_proposals(self) -> int:
+        """Tokens that one block proposes: its masks, or in the anchor layout all its rows."""
+        return self.block_size - (0 if self.sample_from_anchor else 1)
+
+    @property
+    def kv(self) -> DraftKV:
+        """What the network caches per token."""
+        return DraftKV(
+            num_layers=self.num_layers, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim
+        )
+
+    def layer_config(self) -> ModelConfig:
+        """The draft layers, in the words of `paceline.layers`."""
+        return ModelConfig(
+            architecture="qwen3",
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            max_position=self.max_position,
+            rms_norm_eps=self.rms_norm_eps,
+            rope=self.rope,
+            qkv_bias=self.attention_bias,
+            o_bias=self.attention_bias,
+            qk_norm=True,
+        )
+
+
+class DFlashLayer(nn.Module):
+    """A pre-norm block of the draft: attention with q/k norm, gated MLP.
+
+    Args:
+        config: of the network.
+        index: the layer's index in the draft pool.
+        dtype: of the parameters.
+        device: where they live.
+    """
+
+    def __init__(
+        self, config: DFlashConfig, index: int, *, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        size, eps, layer = config.hidden_size, config.rms_norm_eps, config.layer_config()
+        self.attention_norm = RMSNorm(size, eps, dtype=dtype, device=device)
+        self.attention = Attention(layer, index, dtype=dtype, device=device)
+        self.attention.site = AttnSite(
+            index=index,
+            scale=config.head_dim**-0.5,
+            window=config.windows[index],
+            tail="causal" if config.causal[index] else "mask",
+        )
+        self.mlp_norm = RMSNorm(size, eps, dtype=dtype, device=device)
+        self.mlp = MLP(layer, dtype=dtype, device=device)
+
+    if TYPE_CHECKING:  # nn.Module's own returns Any
+
+        def __call__(
+            self, x: Tensor, residual: Tensor | None, positions: Tensor, rope: Rope, attend: Attend
+        ) -> tuple[Tensor, Tensor]:
+            """See `forward`."""
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, positions: Tensor, rope: Rope, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """Return (what the MLP adds [T, H], the stream before it [T, H]).
+
+        Args:
+            x: [T, H], what the last layer adds, or the embeddings.
+            residual: [T, H], the stream before it; None in the first layer.
+            positions: [T] int64.
+            rope: the network's rotary embedding.
+            attend: attention as an argument.
+        """
+        if residual is None:
+            x, residual = self.attention_norm(x), x
+        else:
+            x, residual = self.attention_norm.add(x, residual)
+        x = self.attention(x, positions, rope, attend)
+        x, residual = self.mlp_norm.add(x, residual)
+        return self.mlp(x), residual
+
+
+_LAYER = "layers.{i}"
+_QKV = tuple(f"{_LAYER}.self_attn.{part}_proj" for part in "qkv")
+
+
+def _rule(target: str, *sources: str, kind: str = "weight") -> WeightRule:
+    return WeightRule(
+        target=f"{target}.{kind}",
+        sources=tuple(f"{source}.{kind}" for source in sources),
+        join=Concat() if len(sources) > 1 else Single(),
+    )
+
+
+class DFlashNet(nn.Module):
+    """The drafter's parameters, and the two things that are computed with them.
+
+    Embedding and head are the target's: borrowed, never among the parameters. The rotary table is
+    as long as the target's context and one block more, whatever the checkpoint was made for.
+
+    Args:
+        config: shape and layout.
+        target: the target's facts, embedding and head.
+        dtype: of the parameters; default: the target's.
+        device: where they live; default: the target's. "meta" until a checkpoint is loaded.
+    """
+
+    # z-lab's names. The table is read forwards to load and backwards to save.
+    WEIGHTS: ClassVar[tuple[WeightRule, ...]] = (
+        _rule("fc", "fc"),
+        _rule("hidden_norm", "hidden_norm"),
+        _rule(f"{_LAYER}.attention_norm", f"{_LAYER}.input_layernorm"),
+        _rule(f"{_LAYER}.attention.qkv", *_QKV),
+        _rule(f"{_LAYER}.attention.qkv", *_QKV, kind="bias"),
+        _rule(f"{_LAYER}.attention.q_norm", f"{_LAYER}.self_attn.q_norm"),
+        _rule(f"{_LAYER}.attention.k_norm", f"{_LAYER}.self_attn.k_norm"),
+        _rule(f"{_LAYER}.attention.out", f"{_LAYER}.self_attn.o_proj"),
+        _rule(f"{_LAYER}.attention.out", f"{_LAYER}.self_attn.o_proj", kind="bias"),
+        _rule(f"{_LAYER}.mlp_norm", f"{_LAYER}.post_attention_layernorm"),
+        _rule(f"{_LAYER}.mlp.gate_up", f"{_LAYER}.mlp.gate_proj", f"{_LAYER}.mlp.up_proj"),
+        _rule(f"{_LAYER}.mlp.down", f"{_LAYER}.mlp.down_proj"),
+        _rule("norm", "norm"),
+    )
+
+    IGNORED: ClassVar[tuple[str, ...]] = (r"rotary_emb\.inv_freq$",)
+    lm_head: ClassVar[None] = None  # as of a tied model: the head is the target's
+
+    def __init__(
+        self,
+        config: DFlashConfig,
+        target: TargetInfo,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.target = target  # no module itself, so what it lends is not registered here
+        self.dtype = target.dtype if dtype is None else dtype
+        place = target.device if device is None else torch.device(device)
+        size, eps = config.hidden_size, config.rms_norm_eps
+        taps = len(config.target_layer_ids) * config.target_hidden_size
+        self.fc = Linear(taps, size, dtype=self.dtype, device=place)
+        self.hidden_norm = RMSNorm(size, eps, dtype=self.dtype, device=place)
+        self.layers = nn.ModuleList(
+            DFlashLayer(config, index, dtype=self.dtype, device=place)
+            for index in range(config.num_layers)
+        )
+        self.norm = RMSNorm(size, eps, dtype=self.dtype, device=place)
+        self.rope = _long_rope(config, target.config.max_position)
+        if place.type != "meta":
+            self.rope.to(place)
+        self._stacked: Tensor | PackedWeight | None = None
+
+    if TYPE_CHECKING:  # nn.Module's own returns Any
+
+        def __call__(
+            self, batch: ForwardBatch, attend: Attend, aux_layers: tuple[int, ...] = ()
+        ) -> ForwardOutput:
+            """See `forward`."""
+
+    def forward(
+        self, batch: ForwardBatch, attend: Attend, aux_layers: tuple[int, ...] = ()
+    ) -> ForwardOutput:
+        """The block pass: [newest token, MASK ...] of every row, flat.
+
+        Args:
+            batch: token ids and positions; context keys are `attend`'s business.
+            attend: attention as an argument. It honours each layer's window and tail rule.
+            aux_layers: must be empty; a drafter is not tapped.
+
+        Returns:
+            hidden [T, H] after the final norm, for `logits`.
+        """
+        assert not aux_layers, "a drafter is not tapped"
+        x, residual = self.target.embed(batch.token_ids).to(self.dtype), None
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
+        for layer in self.layers:
+            x, residual = layer(x, residual, batch.positions, self.rope, attend)
+        assert residual is not None, "a network has layers"
+        hidden, _ = self.norm.add(x, residual)
+        return ForwardOutput(hidden=hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's head on `forward`'s hidden states: [M, H] to [M, V] float32 or wider."""
+        return self.shaped(self.target.head(hidden.to(self.target.dtype)))
+
+    def shaped(self, logits: Tensor) -> Tensor:
+        """Multiplier and soft cap of the configuration on the head's logits, any shape."""
+        if self.config.logit_scale != 1.0:
+            logits = logits * self.config.logit_scale
+        cap = self.config.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def fused(self, features: Tensor) -> Tensor:
+        """Tapped features [T, F] as the one input [T, H] of all layers' context keys."""
+        return self.hidden_norm(self.fc(features.to(self.dtype)))
+
+    def context(
+        self, features: Tensor, positions: Tensor, path: ContextPath = "auto"
+    ) -> list[KeysValues]:
+        """Keys and values of final tokens, for every layer; any positions, in any order.
+
+        The paths compute the same; they differ in speed and in how sums are ordered. "token", one
+        token and layer at a time, is the definition; "layer" is one product per layer; "stacked" one
+        product for all layers, with their norms and rotations together (needs `stack`). "auto"
+        takes the stacked path where its result is small enough to stay in a cache, which is where
+        the number of calls and of passes over the weights counts, and else goes by layer.
+
+        Args:
+            features: [T, F] tapped residual streams, in the order of `target_layer_ids`.
+            positions: [T] int64.
+            path: which implementation.
+
+        Returns:
+            L pairs of keys (normed and rotated) and values, [T, Hkv, D] each.
+        """
+        if path == "auto":
+            path = "stacked" if self._stacks(features.shape[0]) else "layer"
+        if path == "token":
+            return self._by_token(features, positions)
+        c = self.fused(features)
+        if path == "stacked":
+            return self._stacked_context(c, positions)
+        return [self._layer_context(layer, c, positions) for layer in self._each_layer()]
+
+    def stack(self, place: Callable[[Tensor], Tensor | PackedWeight] | None = None) -> None:
+        """Prepare the stacked path: a copy of all layers' key and value rows as one matrix.
+
+        To be called once weights are loaded, while they are plain, and again if they change.
+
+        Args:
+            place: makes of the matrix [L * 2 * Hkv * D, H] what multiplies fastest here.
+        """
+        rows = [self._kv_weight(layer) for layer in self._each_layer()]
+        matrix = torch.cat([r.detach() for r in rows])
+        self._stacked = matrix if place is None else place(matrix)
+
+    # ------------------------------------------------------------------------------ context paths
+
+    def _each_layer(self) -> list[DFlashLayer]:
+        return [layer for layer in self.layers if isinstance(layer, DFlashLayer)]
+
+    def _stacks(self, num_tokens: int) -> bool:
+        """Whether the stacked path is there, and the better one."""
+        if self._stacked is None or torch.is_grad_enabled():
+            return False  # the copy carries no gradients
+        return num_tokens * self._stacked.shape[0] * self.dtype.itemsize <= _STACKED_BYTES
+
+    def _by_token(self, features: Tensor, positions: Tensor) -> list[KeysValues]:
+        """The definition."""
+        rows: list[list[KeysValues]] = [[] for _ in self.layers]
+        for t in range(features.shape[0]):
+            c = self.fused(features[t : t + 1])
+            for mine, layer in zip(rows, self._each_layer(), strict=True):
+                mine.append(self._layer_context(layer, c, positions[t : t + 1]))
+        shape = (0, self.config.num_kv_heads, self.config.head_dim)
+        none = features.new_empty(shape, dtype=self.dtype)
+        return [
+            (torch.cat([none, *(k for k, _ in mine)]), torch.cat([none, *(v for _, v in mine)]))
+            for mine in rows
+        ]
+
+    def _layer_context(self, layer: DFlashLayer, c: Tensor, positions: Tensor) -> KeysValues:
+        attention = layer.attention
+        if isinstance(attention.qkv.weight, Tensor):
+            bias = attention.qkv.bias
+            rows = slice(attention.qkv.splits[0], None)
+            both = ops.linear(c, self._kv_weight(layer), None if bias is None else bias[rows])
+        else:  # a packed matrix is not cut; queries are computed and dropped
+            both = attention.qkv(c)[:, attention.qkv.splits[0] :]
+        k, v = both.view(c.shape[0], 2, self.config.num_kv_heads, -1).unbind(1)
+        assert attention.k_norm is not None, "DFlash norms its keys"
+        return self._rotated(attention.k_norm(k), positions), v
+
+    def _stacked_context(self, c: Tensor, positions: Tensor) -> list[KeysValues]:
+        assert self._stacked is not None, "`stack` was not called"
+        heads, dim = self.config.num_kv_heads, self.config.head_dim
+        layers, tokens = self._each_layer(), c.shape[0]
+        biases = [layer.attention.qkv.bias for layer in layers]
+        bias = (
+            torch.cat([b[layers[0].attention.qkv.splits[0] :] for b in biases if b is not None])
+            if self.config.attention_bias
+            else None
+        )
+        both = ops.linear(c, self._stacked, bias).view(tokens, len(layers), 2, heads, dim)
+        k = both[:, :, 0].to(wide(both.dtype))  # [T, L, Hkv, D]
+        norms = [layer.attention.k_norm for layer in layers]
+        gains = torch.stack([n.weight for n in norms if n is not None]).to(k.dtype)
+        k = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
+        k = (k * gains[:, None]).to(both.dtype)
+        k = self._rotated(k.view(tokens, -1, dim), positions).view(k.shape)
+        return [(k[:, i], both[:, i, 1]) for i in range(len(layers))]
+
+    def _rotated(self, k: Tensor, positions: Tensor) -> Tensor:
+        """Keys alone, through the rotation of queries and keys."""
+        return self.rope(k, k[:, :0], positions)[0]
+
+    @staticmethod
+    def _kv_weight(layer: DFlashLayer) -> Tensor:
+        """A layer's key and value rows [2 * Hkv * D, H], a view."""
+        qkv = layer.attention.qkv
+        assert isinstance(qkv.weight, Tensor), "packed weights are not cut"
+        return qkv.weight[qkv.splits[0] :]
+
+
+def block_tokens(config: DFlashConfig, roots: Tensor) -> Tensor:
+    """A block's token ids: roots [B] and masks, [B, b] int64."""
+    masks = roots.new_full((roots.shape[0], config.block_size - 1), config.mask_token_id)
+    return torch.cat((roots.unsqueeze(1), masks), dim=1)
+
+
+def _long_rope(config: DFlashConfig, target_length: int) -> Rope:
+    """Angles as the checkpoint defines them, for as many positions as the target has.
+
+    Where the kind depends on a length and none is given, the checkpoint's own stands in, never that
+    of the table.
+    """
+    original = config.rope.original_max_position or config.max_position
+    rope = replace(config.rope, original_max_position=original)
+    length = max(target_length, config.max_position) + config.block_size
+    return Rope(rope, config.head_dim, length)
