@@ -15,7 +15,7 @@ import torch
 from rich.table import Table
 
 from paceline.bench.machine import Json, machine, source, versions
-from paceline.bench.summary import ALL, GroupSummary, differences, summarise
+from paceline.bench.summary import ALL, differences, summarise
 
 if TYPE_CHECKING:
     from paceline.bench.run import Settings, Slice, Task
@@ -125,33 +125,24 @@ def _plain(value: object) -> Json:
 
 
 def table(runs: Sequence[SpecRun]) -> Table:
-    """Accept length and speed by group, one block of columns per drafter."""
+    """Accept length and speed ratio by group, one column per drafter; then speeds and equality."""
     summaries = [{g.group: g for g in summarise(run.slices, run.tasks)} for run in runs]
     shown = Table(
-        title="accept length (bonus included) and speed against the same engine undrafted"
+        title="accept length (bonus included), speed against the same engine without drafts",
+        title_justify="left",
     )
     shown.add_column("group")
     shown.add_column("prompts", justify="right")
     for run in runs:
-        shown.add_column(f"{run.spec}\naccept", justify="right")
-        shown.add_column("\nspeed", justify="right")
-        shown.add_column("\ntok/s", justify="right")
-        shown.add_column("\nequal", justify="right")
-    groups = list(summaries[0])
-    for group in groups:
+        shown.add_column(run.spec, justify="right")
+    for group, first in summaries[0].items():
         if group == ALL:
             shown.add_section()
-        cells = [group, str(summaries[0][group].num_prompts)]
-        for found in summaries:
-            cells += _cells(found[group])
-        shown.add_row(*cells)
+        cells = [f"{s[group].accept_length:.2f}  {s[group].speed_ratio:.2f}x" for s in summaries]
+        shown.add_row(group, str(first.num_prompts), *cells)
+    shown.add_section()
+    whole = [found[ALL] for found in summaries]
+    shown.add_row("tokens/s", "", *(f"{w.tokens_per_second:.1f}" for w in whole))
+    shown.add_row("without drafts", "", *(f"{w.baseline_tokens_per_second:.1f}" for w in whole))
+    shown.add_row("equal outputs", "", *(f"{w.num_equal}/{w.num_compared}" for w in whole))
     return shown
-
-
-def _cells(group: GroupSummary) -> list[str]:
-    return [
-        f"{group.accept_length:.2f}",
-        f"{group.speed_ratio:.2f}x",
-        f"{group.tokens_per_second:.1f}",
-        f"{group.num_equal}/{group.num_compared}",
-    ]

@@ -208,7 +208,10 @@ def test_the_record_is_json_and_says_what_was_measured() -> None:
     assert [g["group"] for g in result["groups"]] == ["a", "b", "all"]
     assert len(result["raw"]) == 6
     assert result["draft"]["method"] == config.draft.method
-    assert table([one, one]).row_count == 3
+    shown = table([one, one])
+    assert shown.row_count == 3 + 3  # groups and all; speeds and equality
+    assert list(shown.columns[2].cells)[0].startswith("3.00  ")
+    assert list(shown.columns[3].cells)[-1] == "2/3"
 
 
 def test_lossless_shows_the_first_difference_with_its_gap() -> None:
