@@ -10,7 +10,8 @@ it may be cached, shared and evicted exactly as the target's own.
 The same class serves and trains: serving passes a paged `Attend` whose pool holds the context,
 training one that holds `context`'s result itself.
 
-Not here: files (`dflash_checkpoint.py`), proposals and the cache's upkeep (`dflash.py`).
+Not here: configurations (`dflash_config.py`), files (`dflash_checkpoint.py`), proposals and the
+cache's upkeep (`dflash.py`).
 
 Letters: T tokens, F = K x target hidden size (K tapped layers), H hidden size, L draft layers, Hq/Hkv
 heads, D head size, M positions, V vocabulary.
@@ -18,8 +19,7 @@ heads, D head size, M positions, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 import torch
@@ -27,8 +27,7 @@ from torch import Tensor, nn
 
 from paceline import ops
 from paceline.core.batch import Attend, AttnSite, ForwardBatch, ForwardOutput
-from paceline.core.config import ModelConfig, RopeConfig
-from paceline.draft.base import DraftKV, TargetInfo
+from paceline.draft.dflash_config import DFlashConfig
 from paceline.layers.attention import Attention
 from paceline.layers.linear import Linear
 from paceline.layers.mlp import MLP
@@ -38,71 +37,15 @@ from paceline.models.weights import Concat, Single, WeightRule
 from paceline.ops.reference.fused import wide
 
 if TYPE_CHECKING:
+    from paceline.draft.base import TargetInfo
     from paceline.ops.packed import PackedWeight
+
+__all__ = ["ContextPath", "DFlashConfig", "DFlashLayer", "DFlashNet", "KeysValues", "block_tokens"]
 
 ContextPath: TypeAlias = Literal["auto", "token", "layer", "stacked"]
 KeysValues: TypeAlias = tuple[Tensor, Tensor]  # keys, values: [T, Hkv, D]
 
 _STACKED_BYTES = 64 << 20  # most bytes that all layers' keys and values take before they are cached
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DFlashConfig:
-    """Shape and layout of a DFlash network; everything that a checkpoint may choose, resolved."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    max_position: int  # the length that it was made for; the target's may be longer
-    block_size: int  # b: rows of a block, the newest token's included
-    mask_token_id: int
-    target_layer_ids: tuple[int, ...]  # taps: the outputs of these target layers, in this order
-    num_target_layers: int
-    target_hidden_size: int
-    windows: tuple[int | None, ...]  # per layer: positions that a row sees, itself included
-    causal: tuple[bool, ...]  # per layer: a row of the block sees no later one
-    rope: RopeConfig
-    rms_norm_eps: float = 1e-6
-    attention_bias: bool = False
-    sample_from_anchor: bool = False  # row i predicts the token after it, not its own
-    embedding_scale: float = 1.0
-    logit_scale: float = 1.0
-    logit_softcap: float | None = None
-
-    @property
-    def num_proposals(self) -> int:
-        """Tokens that one block proposes: its masks, or in the anchor layout all its rows."""
-        return self.block_size - (0 if self.sample_from_anchor else 1)
-
-    @property
-    def kv(self) -> DraftKV:
-        """What the network caches per token."""
-        return DraftKV(
-            num_layers=self.num_layers, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim
-        )
-
-    def layer_config(self) -> ModelConfig:
-        """The draft layers, in the words of `paceline.layers`."""
-        return ModelConfig(
-            architecture="qwen3",
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            max_position=self.max_position,
-            rms_norm_eps=self.rms_norm_eps,
-            rope=self.rope,
-            qkv_bias=self.attention_bias,
-            o_bias=self.attention_bias,
-            qk_norm=True,
-        )
 
 
 class DFlashLayer(nn.Module):
@@ -304,17 +247,16 @@ class DFlashNet(nn.Module):
             return self._stacked_context(c, positions)
         return [self._layer_context(layer, c, positions) for layer in self._each_layer()]
 
-    def stack(self, place: Callable[[Tensor], Tensor | PackedWeight] | None = None) -> None:
-        """Prepare the stacked path: a copy of all layers' key and value rows as one matrix.
-
-        To be called once weights are loaded, while they are plain, and again if they change.
+    def stack(self, matrix: Tensor | PackedWeight | None = None) -> None:
+        """Prepare the stacked path. To be called again if weights change.
 
         Args:
-            place: makes of the matrix [L * 2 * Hkv * D, H] what multiplies fastest here.
+            matrix: all layers' key and value rows one after the other, [L * 2 * Hkv * D, H], plain or
+                packed; default: a copy of the layers' own, which must be plain.
         """
-        rows = [self._kv_weight(layer) for layer in self._each_layer()]
-        matrix = torch.cat([r.detach() for r in rows])
-        self._stacked = matrix if place is None else place(matrix)
+        if matrix is None:
+            matrix = torch.cat([self._kv_weight(layer).detach() for layer in self._each_layer()])
+        self._stacked = matrix
 
     # ------------------------------------------------------------------------------ context paths
 

@@ -1,0 +1,225 @@
+"""DFlash checkpoints in z-lab's layout: a folder with config.json and safetensors, read and written.
+
+Not here: what config.json means (`dflash_config.py`), the network (`dflash_net.py`), and whether a
+drafter predicts its target well.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import ConfigError, ModelError
+from paceline.draft import checkpoint_folder
+from paceline.draft.dflash_config import FULL, SLIDING, DFlashConfig, read_config, refuse_layout
+from paceline.draft.dflash_net import DFlashNet
+from paceline.models.checkpoint import Checkpoint
+from paceline.models.weights import Placement
+from paceline.models.weights import load as load_weights
+
+if TYPE_CHECKING:
+    from paceline.core.config import ModelConfig, RopeConfig
+    from paceline.draft.base import TargetInfo
+
+log = logging.getLogger(__name__)
+
+
+def load(folder: Path, target: TargetInfo) -> DFlashNet:
+    """Read a drafter and check that it can belong to the target.
+
+    Args:
+        folder: in z-lab's layout.
+        target: the target's facts, embedding and head.
+
+    Returns:
+        The network on the target's device, in its dtype, with the stacked context path ready.
+
+    Raises:
+        ModelError: files are missing or damaged, of a layout that is not supported, or tensors are
+            missing, extra or misshapen (all are listed).
+        ConfigError: it was made for another target; everything that differs is listed.
+    """
+    config = read_config(folder)
+    check_target(config, target.config, folder)
+    net = DFlashNet(config, target, device="meta")
+    source = Checkpoint(folder)
+    _refuse_other_layouts(source, folder)
+    # 16-bit at least: a drafter is small, and what it loses to rounding it loses in acceptance.
+    placement = Placement(device=target.device, dtype=target.dtype, weights="bf16")
+    load_weights(net, source, placement)
+    net.rope.to(target.device)
+    rows = [
+        source.read(f"layers.{i}.self_attn.{part}_proj.weight").to(target.dtype)
+        for i in range(config.num_layers)
+        for part in "kv"
+    ]
+    net.stack(placement.matrix(torch.cat(rows)))
+    _warn_of_zero_mask(config, target, folder)
+    return net.eval()
+
+
+def save(
+    net: DFlashNet,
+    folder: Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    shard_bytes: int | None = None,
+) -> None:
+    """Write a drafter in z-lab's layout, so that this and other engines can load it.
+
+    Args:
+        net: with plain weights.
+        folder: replaced if it is there; its parent must exist.
+        dtype: of the tensors in the file.
+        shard_bytes: most bytes of tensors in one file.
+
+    Raises:
+        ModelError: the weights are packed.
+        OSError: the parent is missing, read-only or full; `folder` is as it was.
+    """
+    values = config_values(net.config, dtype)
+    checkpoint_folder.write(folder, values, net, dtype=dtype, shard_bytes=shard_bytes)
+
+
+def config_values(config: DFlashConfig, dtype: torch.dtype) -> dict[str, object]:
+    """The object of config.json that `read_config` reads as `config`.
+
+    Raises:
+        ModelError: it cannot be said in z-lab's keys: windows of several sizes, or causal and
+            bidirectional layers mixed against the table.
+    """
+    sizes = {w for w in config.windows if w is not None}
+    usual = tuple(w is not None for w in config.windows)
+    if len(sizes) > 1 or (config.causal != usual and len(set(config.causal)) > 1):
+        msg = (
+            f"windows {config.windows} with causality {config.causal} cannot be written: z-lab's "
+            "layout has one window size, and one causality for all layers or one by layer type. "
+            "Use one of these."
+        )
+        raise ModelError(msg)
+    nested: dict[str, object] = {
+        "target_layer_ids": list(config.target_layer_ids),
+        "mask_token_id": config.mask_token_id,
+    }
+    nested |= _unusual(config)
+    values: dict[str, object] = {
+        "architectures": ["DFlashDraftModel"],
+        "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+        "model_type": "qwen3",
+        "dtype": str(dtype).removeprefix("torch."),
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_position,
+        "rms_norm_eps": config.rms_norm_eps,
+        "attention_bias": config.attention_bias,
+        "tie_word_embeddings": False,
+        "block_size": config.block_size,
+        "num_target_layers": config.num_target_layers,
+        "layer_types": [FULL if w is None else SLIDING for w in config.windows],
+        "sliding_window": next(iter(sizes), None),
+        "use_sliding_window": bool(sizes),
+        "max_window_layers": config.num_layers,
+        "dflash_config": nested,
+    }
+    if config.causal != usual:
+        values["is_causal"] = config.causal[0]
+    if config.target_hidden_size != config.hidden_size:
+        values["target_hidden_size"] = config.target_hidden_size
+    return values | _rope_values(config.rope)
+
+
+def _unusual(config: DFlashConfig) -> dict[str, object]:
+    """Nested keys that are written only where they say something."""
+    found = (
+        ("sample_from_anchor", config.sample_from_anchor, False),
+        ("input_embedding_scale", config.embedding_scale, 1.0),
+        ("output_multiplier", config.logit_scale, 1.0),
+        ("final_logit_softcapping", config.logit_softcap, None),
+    )
+    return {key: value for key, value, usual in found if value != usual}
+
+
+def _rope_values(rope: RopeConfig) -> dict[str, object]:
+    """Both generations of keys, so that older and newer readers find theirs."""
+    if rope.kind == "default":
+        return {"rope_theta": rope.theta, "rope_scaling": None}
+    scaling: dict[str, object] = {"rope_type": rope.kind, "factor": rope.factor}
+    names = {
+        "linear": (),
+        "llama3": ("low_freq_factor", "high_freq_factor"),
+        "yarn": (
+            "beta_fast",
+            "beta_slow",
+            "attention_factor",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        ),
+    }[rope.kind]
+    scaling |= {name: getattr(rope, name) for name in names if getattr(rope, name) is not None}
+    if rope.original_max_position is not None:
+        scaling["original_max_position_embeddings"] = rope.original_max_position
+    return {"rope_theta": rope.theta, "rope_scaling": scaling}
+
+
+def check_target(config: DFlashConfig, target: ModelConfig, folder: Path) -> None:
+    """Refuse a drafter that was made for another target.
+
+    Raises:
+        ConfigError: sizes, vocabulary, number of layers or taps differ; all differences are listed.
+    """
+    pairs = (
+        ("hidden size", config.hidden_size, target.hidden_size),
+        ("size of the target's features", config.target_hidden_size, target.hidden_size),
+        ("vocabulary", config.vocab_size, target.vocab_size),
+        ("number of target layers", config.num_target_layers, target.num_layers),
+    )
+    problems = [
+        f"{what}: {mine} here, {its} in the target" for what, mine, its in pairs if mine != its
+    ]
+    if config.mask_token_id >= target.vocab_size:
+        problems.append(
+            f"mask token {config.mask_token_id} is beyond the target's {target.vocab_size} tokens"
+        )
+    lost = [i for i in config.target_layer_ids if not 0 <= i < target.num_layers]
+    if lost:
+        problems.append(f"tapped layers {lost}; the target has 0 to {target.num_layers - 1}")
+    if problems:
+        listed = "\n".join(f"  - {p}" for p in problems)
+        msg = (
+            f"the drafter in {folder} does not belong to this target:\n{listed}\nAll of these must "
+            "agree. Use a drafter that was trained for this model."
+        )
+        raise ConfigError(msg)
+
+
+def _refuse_other_layouts(source: Checkpoint, folder: Path) -> None:
+    """Layouts that show in the tensors alone."""
+    own = [n for n in source.shapes if n.split(".")[0] in {"lm_head", "embed_tokens", "d2t", "t2d"}]
+    if own:
+        refuse_layout(folder, f"a drafter with its own head or embedding ({', '.join(own)})")
+    if (folder / "mask_embedding.pt").exists():
+        refuse_layout(folder, "a mask embedding of its own (mask_embedding.pt, a pickled file)")
+
+
+def _warn_of_zero_mask(config: DFlashConfig, target: TargetInfo, folder: Path) -> None:
+    """A mask row that the target never trained is (nearly) zero: drafts would be blind."""
+    ids = torch.tensor([config.mask_token_id], device=target.device)
+    row: Tensor = target.embed(ids)
+    if float(row.abs().max()) < 1e-6:
+        log.warning(
+            "%s: the target's embedding of the mask token %d is zero, so the drafter cannot tell a "
+            "mask from nothing; expect few accepted tokens unless it was trained so",
+            folder,
+            config.mask_token_id,
+        )
