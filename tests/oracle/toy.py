@@ -78,7 +78,8 @@ def decode(
 ) -> None:
     """Run every row to its end; `output`, `counts` and `logprobs` are filled in.
 
-    `rng`, if given, picks caps, batch budgets and the rows that take part in each step.
+    `rng`, if given, picks caps, batch budgets and the rows that take part in each step, and
+    preempts some: their device state is thrown away and made again from the tokens.
     """
     table = SamplingTable(len(rows), model.vocab, "cpu", slots)
     for r, row in enumerate(rows):
@@ -90,22 +91,36 @@ def decode(
         going = [r for r in range(len(rows)) if bool(table.live[r])]
         if rng is not None and rng.random() < 0.5:
             going = sorted(rng.sample(range(len(rows)), rng.randint(1, len(rows))))  # dead ones too
+        if rng is not None and rng.random() < 0.2:
+            _preempt(table, rng.choice(going), rows)
         _step(model, table, rows, going, verify, rng)
 
 
-def _first(model: ToyModel, table: SamplingTable, r: int, row: Row) -> int:
-    from paceline.sample.sampler import PickNodes, pick
+def _preempt(table: SamplingTable, r: int, rows: Sequence[Row]) -> None:
+    """Throw the row's device state away and bring it back from the host's tokens."""
+    was_live = bool(table.live[r])
+    table.release(r)
+    _assign(table, r, rows[r])
+    table.live[r] = was_live
 
+
+def _assign(table: SamplingTable, r: int, row: Row) -> None:
     table.assign(
         r,
         row.params,
         seed=row.seed,
         sample_index=row.sample_index,
         prompt_ids=row.prompt,
-        output_ids=[],
+        output_ids=row.output,
         stop_ids=row.stop_ids,
         limit=len(row.prompt) + row.params.max_tokens,
     )
+
+
+def _first(model: ToyModel, table: SamplingTable, r: int, row: Row) -> int:
+    from paceline.sample.sampler import PickNodes, pick
+
+    _assign(table, r, row)
     at = torch.tensor([r])
     picks = pick(
         torch.tensor([[float(model.hidden(row.prompt))]], dtype=torch.float64),

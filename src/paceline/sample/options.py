@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.core.errors import RequestError
 from paceline.core.request import MAX_DEVICE_STOP_IDS, SamplingParams
 from paceline.sample.noise import noise_key
-from paceline.sample.slots import OptionSlots
+from paceline.sample.slots import OptionSlots, ids_tensor
 
 # What a row's options ask for; a step ORs its rows' words. Plain ints: this is the host's hot path.
 NOISE: Final = 1  # temperature above 0
@@ -180,14 +180,8 @@ class SamplingTable:
         if far:
             self.host_stop_ids[row] = frozenset(far)
         if flags & MIN_TOKENS:
-            self._bans[row] = [
-                torch.tensor(
-                    [t for t in part if 0 <= t < self.vocab_size],
-                    dtype=torch.int64,
-                    device=self.device,
-                )
-                for part in ((near, far) if far else (near,))
-            ]
+            parts = (near, far) if far else (near,)
+            self._bans[row] = [ids_tensor(p, self.vocab_size, self.device) for p in parts]
         self.live[row] = True
 
     def release(self, row: int) -> None:

@@ -82,12 +82,12 @@ class OptionSlots:
         self.counts[slot].zero_()
         self._count(slot, output_ids)
         self.in_prompt[slot].zero_()
-        self.in_prompt[slot, _ids(set(prompt_ids), self.vocab_size, device)] = True
+        self.in_prompt[slot, ids_tensor(set(prompt_ids), self.vocab_size, device)] = True
         only = params.allowed_token_ids
         self.banned[slot].fill_(only is not None)
         if only is not None:
-            self.banned[slot, _ids(only, self.vocab_size, device)] = False
-        self.banned[slot, _ids(params.banned_token_ids, self.vocab_size, device)] = True
+            self.banned[slot, ids_tensor(only, self.vocab_size, device)] = False
+        self.banned[slot, ids_tensor(params.banned_token_ids, self.vocab_size, device)] = True
         bias = params.logit_bias
         self.bias_ids[slot].zero_()
         self.bias_values[slot].zero_()
@@ -102,7 +102,6 @@ class OptionSlots:
 
     def give_back(self, slot: int) -> None:
         """Free a slot; `take` clears what it held."""
-        self.num_bias[slot] = 0
         self._free.append(slot)
 
     def add(self, slots: Tensor, tokens: Tensor) -> None:
@@ -115,10 +114,13 @@ class OptionSlots:
         self.counts[self.num_slots].zero_()
 
     def _count(self, slot: int, token_ids: Sequence[int]) -> None:
-        ids = _ids(token_ids, self.vocab_size, self.counts.device)
+        ids = ids_tensor(token_ids, self.vocab_size, self.counts.device)
         self.counts[slot] = torch.bincount(ids, minlength=self.vocab_size).to(torch.int32)
 
 
-def _ids(token_ids: Sequence[int] | set[int], vocab_size: int, device: torch.device) -> Tensor:
+def ids_tensor(
+    token_ids: Sequence[int] | set[int], vocab_size: int, device: torch.device
+) -> Tensor:
+    """Token ids within the vocabulary as [n] int64; what lies outside can never be emitted."""
     inside = [t for t in token_ids if 0 <= t < vocab_size]
     return torch.tensor(inside, dtype=torch.int64, device=device)

@@ -57,7 +57,7 @@ def select(tree: DraftTree, rows: Tensor, num_tokens: int, caps: Tensor) -> Sele
 
     best = torch.sort(key.view(-1), descending=True, stable=True).indices[:num_tokens]
     chosen = torch.zeros(batch * width, dtype=torch.bool, device=dev)
-    chosen[best] = True
+    chosen.scatter_(0, best, value=True)
     chosen &= exists.view(-1)
 
     # Compact without asking how many there are: each chosen node's place, everything else to T.
