@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +27,7 @@ hypothesis.settings.register_profile("local", deadline=None)
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("PACELINE_CI") == "1" else "local")
 
+_PREFIX = "paceline-tests-"
 _made: pytest.StashKey[Path] = pytest.StashKey()
 
 
@@ -36,8 +39,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     config.pluginmanager.register(skip_policy, "paceline-skip-policy")
     if "PACELINE_CACHE" not in os.environ:
-        config.stash[_made] = Path(tempfile.mkdtemp(prefix="paceline-tests-"))
+        _sweep()
+        config.stash[_made] = Path(tempfile.mkdtemp(prefix=_PREFIX))
         os.environ["PACELINE_CACHE"] = str(config.stash[_made])
+
+
+def _sweep() -> None:
+    """Remove the folders of runs that were killed over a day ago."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > 24 * 3600:
+                shutil.rmtree(folder)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
