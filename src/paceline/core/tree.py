@@ -130,6 +130,36 @@ def root(next_tokens: Tensor) -> DraftTree:
     )
 
 
+def chain(token_ids: Tensor, scores: Tensor, source: int) -> DraftTree:
+    """A chain per row, made on the device of its tokens.
+
+    Args:
+        token_ids: [B, N] int64, the root first.
+        scores: [B, N] log survival estimates, 0 at the root, not increasing along a row.
+        source: which drafter proposes it.
+    """
+    rows, width = token_ids.shape
+    place = torch.arange(width, device=token_ids.device)
+    sources = (place > 0).to(torch.int8) * source
+    return DraftTree(
+        token_ids=token_ids,
+        parents=(place - 1).expand(rows, -1),
+        depths=place.expand(rows, -1),
+        mask=prefix_bits(place + 1, width).expand(rows, -1, -1),
+        scores=scores.to(torch.float32),
+        sources=sources.expand(rows, -1),
+        num_nodes=torch.full_like(token_ids[:, 0], width),
+    )
+
+
+def prefix_bits(counts: Tensor, width: int) -> Tensor:
+    """Masks with the lowest bits set: counts [n] int64 in 0 ... width -> [n, W] int64."""
+    start = _WORD * torch.arange(num_words(width), device=counts.device)
+    here = (counts.unsqueeze(1) - start).clamp(0, _WORD)
+    # Shifting by all 64 bits is undefined: full words are -1, and shift by 63 at most.
+    return torch.where(here == _WORD, -1, (1 << here.clamp(max=_WORD - 1)) - 1)
+
+
 def from_proposals(roots: Sequence[int], proposals: Sequence[Proposal]) -> DraftTree:
     """Build a DraftTree on the CPU from host lists; N is the largest proposal's size + 1.
 

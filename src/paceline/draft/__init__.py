@@ -23,7 +23,13 @@ DRAFTERS: Registry[Callable[[DraftConfig], HostDrafter]] = Registry(
         "suffix": "paceline.draft.suffix:SuffixDrafter",
     },
 )
-NETWORKS: Registry[Callable[[DraftConfig, TargetInfo], Drafter]] = Registry("drafter", {})
+NETWORKS: Registry[Callable[[DraftConfig, TargetInfo], Drafter]] = Registry(
+    "drafter",
+    {
+        "dflash": "paceline.draft.dflash:DFlashDrafter",
+        "ddtree": "paceline.draft.ddtree:DDTreeDrafter",
+    },
+)
 
 
 def names() -> tuple[str, ...]:

@@ -211,9 +211,13 @@ class _Reader:
                     "is not causal; supported: a window of the block or more"
                 )
         cap = raw.number("final_logit_softcapping", 0.0)
-        shape = raw.model_config(
-            architecture="qwen3", qkv_bias=raw.flag("attention_bias"), qk_norm=True
-        )
+        taps = self._taps(num_target_layers, layers)
+        target_hidden_size = raw.integer("target_hidden_size", raw.integer("hidden_size"))
+        anchor = raw.flag("sample_from_anchor")
+        scales = [raw.number(k, 1.0) for k in ("input_embedding_scale", "output_multiplier")]
+        bias = raw.flag("attention_bias")
+        # Last, because it raises everything that was found so far.
+        shape = raw.model_config(architecture="qwen3", qkv_bias=bias, o_bias=bias, qk_norm=True)
         return DFlashConfig(
             hidden_size=shape.hidden_size,
             intermediate_size=shape.intermediate_size,
@@ -228,14 +232,14 @@ class _Reader:
             attention_bias=shape.qkv_bias,
             block_size=block,
             mask_token_id=mask,
-            target_layer_ids=self._taps(num_target_layers, layers),
+            target_layer_ids=taps,
             num_target_layers=num_target_layers,
-            target_hidden_size=raw.integer("target_hidden_size", shape.hidden_size),
+            target_hidden_size=target_hidden_size,
             windows=windows,
             causal=causal,
-            sample_from_anchor=raw.flag("sample_from_anchor"),
-            embedding_scale=raw.number("input_embedding_scale", 1.0),
-            logit_scale=raw.number("output_multiplier", 1.0),
+            sample_from_anchor=anchor,
+            embedding_scale=scales[0],
+            logit_scale=scales[1],
             logit_softcap=cap if cap > 0 else None,
         )
 

@@ -1,0 +1,197 @@
+"""DFlash: a whole block of draft tokens from one pass (Chen, Liang, Liu; arXiv 2602.06036).
+
+`observe` turns the target's tapped features of every token that became final into draft keys and
+values, at the target's own slot numbers; so prefix hits, shared pages and chunked prefill need nothing
+more. `propose` runs [newest token, MASK, MASK, ...] over them once and reads a distribution off every
+row; the block's own keys are scratch, overwritten by the next step.
+
+`DFlashBlock` does both for every drafter that builds on the block (`ddtree.py`); `DFlashDrafter`
+proposes the chain of best candidates.
+
+No value is read by the host on a GPU.
+
+Letters: B rows, b block size, P positions proposed, T tokens, F width of the features, H hidden size,
+V vocabulary, C candidates.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.core import tree
+from paceline.core.errors import ConfigError
+from paceline.draft.base import DrafterSpec
+from paceline.draft.candidates import CHUNK, SAMPLED, Candidates, Sharpness, rank
+from paceline.draft.dflash_checkpoint import load
+from paceline.draft.dflash_net import DFlashNet, block_tokens
+
+if TYPE_CHECKING:
+    from paceline.core.config import DraftConfig
+    from paceline.core.tree import DraftTree
+    from paceline.draft.base import Commit, DraftRuntime, TargetInfo
+
+SOURCE = 4  # in `DraftTree.sources`: 1 and 2 are the row's own text and past outputs
+_GREEDY = 16  # candidates of a greedy row, at least: the proposed ones, and some to learn from
+
+
+class DFlashBlock:
+    """A DFlash network at work: keeps its cache, and turns a block into candidates.
+
+    Args:
+        net: with its weights.
+        most: proposed positions at most.
+    """
+
+    def __init__(self, net: DFlashNet, most: int) -> None:
+        self.net = net
+        self.num_positions = min(net.config.num_proposals, most)
+        self._first = 0 if net.config.sample_from_anchor else 1  # block row of the first position
+        device = net.target.device
+        self._sharpness = Sharpness(self.num_positions, device)
+        block = net.config.block_size
+        self._mask = tree.prefix_bits(torch.full((block,), block, device=device), block)
+        self._steps = torch.arange(1, self.num_positions + 1, device=device)
+        self._asked: tuple[Tensor, Tensor, Candidates] | None = None  # rows, temperature, answer
+
+    def spec(self, name: str, max_nodes: int) -> DrafterSpec:
+        """Facts of a drafter that proposes up to `max_nodes` nodes, root included."""
+        config = self.net.config
+        return DrafterSpec(
+            name=name,
+            max_nodes=max_nodes,
+            max_depth=self.num_positions,
+            on_host=False,
+            aux_layers=config.target_layer_ids,
+            kv=config.kv,
+            scratch=config.block_size,
+        )
+
+    def attach(self, runtime: DraftRuntime) -> None:
+        """See `Drafter`."""
+        self._runtime = runtime
+
+    @torch.inference_mode()
+    def observe(self, commit: Commit) -> None:
+        """Cache the context keys of what became final; learn from what was emitted."""
+        assert commit.hidden is not None, "the target is tapped"
+        both = self.net.context(commit.hidden, commit.positions)
+        for layer, (k, v) in enumerate(both):
+            self._runtime.write(layer, commit.slots, k, v)
+        asked, self._asked = self._asked, None
+        # A proposal is judged by the very next commit of the same rows, or not at all.
+        if asked is not None and asked[0] is commit.rows:
+            self._sharpness.learn(asked[2], asked[1], self._emitted(commit))
+
+    @torch.inference_mode()
+    def candidates(self, rows: Tensor, count: int) -> Candidates:
+        """Run the block for rows [B] and rank at least `count` tokens for each position."""
+        temperature = self._runtime.temperature(rows)
+        hidden = self._hidden(rows)
+        count = max(count, _GREEDY)
+        # Reading this is free on a CPU, where sorting more candidates than needed is not.
+        if not (temperature.is_cpu and not bool((temperature > 0).any())):
+            count = max(count, SAMPLED)
+        places = self._runtime.lens(rows).unsqueeze(1) + self._steps  # of the tokens proposed
+        owners = rows.unsqueeze(1).expand_as(places)
+        sharpness = self._sharpness.of(temperature)
+        parts = []
+        step = max(1, CHUNK // self.num_positions)  # logits of all rows at once would be large
+        for start in range(0, rows.shape[0], step):
+            mine = slice(start, start + step)
+
+            def noise(ids: Tensor, mine: slice = mine) -> Tensor:
+                asked = owners[mine].reshape(-1), places[mine].reshape(-1), ids.flatten(0, 1)
+                return self._runtime.noise(*asked).view(ids.shape)
+
+            logits = self.net.logits(hidden[mine].flatten(0, 1)).view(*hidden[mine].shape[:2], -1)
+            kept = min(count, logits.shape[-1])
+            parts.append(rank(logits, temperature[mine], noise, sharpness[mine], kept))
+        found = Candidates.cat(parts)
+        self._asked = (rows, temperature, found)
+        return found
+
+    def roots(self, rows: Tensor) -> Tensor:
+        """Newest token [B] int64 of each row."""
+        return self._runtime.next_token(rows)
+
+    def _hidden(self, rows: Tensor) -> Tensor:
+        """One block pass: hidden states [B, P, H] of the proposed positions."""
+        tokens = block_tokens(self.net.config, self.roots(rows))
+        batch = self._runtime.block(rows, tokens, self._mask)
+        hidden = self._runtime.forward(self.net, batch).hidden
+        return hidden.view(*tokens.shape, -1)[:, self._first : self._first + self.num_positions]
+
+    def _emitted(self, commit: Commit) -> Tensor:
+        """What each row emitted: [B, P] int64, -1 where it emitted less."""
+        start, stop = commit.cu[:-1].unsqueeze(1), commit.cu[1:].unsqueeze(1)
+        at = start + self._steps - 1
+        token = commit.next_ids[at.clamp(max=commit.next_ids.shape[0] - 1)]
+        return torch.where(at < stop, token, -1)
+
+
+class DFlashDrafter:
+    """One chain per row: the best candidate of every position.
+
+    Scores are sums of the candidates' log survivals (`candidates.py`). A position's distribution does
+    not know which tokens were chosen before it, so survival is estimated position by position; what
+    that gets wrong on average is learned with the rest.
+
+    Args:
+        config: `model` is the drafter's folder, `num_speculative_tokens` the longest chain.
+        target: facts, embedding and head of the target.
+
+    Raises:
+        ConfigError: no folder is given, or the drafter does not belong to the target.
+        ModelError: its files are missing, damaged or of a layout that is not supported.
+    """
+
+    def __init__(self, config: DraftConfig, target: TargetInfo) -> None:
+        self._block = DFlashBlock(load_net(config, target), config.num_speculative_tokens)
+        self.spec = self._block.spec("dflash", 1 + self._block.num_positions)
+
+    def attach(self, runtime: DraftRuntime) -> None:
+        """See `Drafter`."""
+        self._block.attach(runtime)
+
+    def observe(self, commit: Commit) -> None:
+        """See `Drafter`."""
+        self._block.observe(commit)
+
+    def propose(self, rows: Tensor) -> DraftTree:
+        """See `Drafter`."""
+        roots = self._block.roots(rows)
+        if not self._block.num_positions:
+            return tree.root(roots)
+        found = self._block.candidates(rows, 1)
+        tokens = torch.cat((roots.unsqueeze(1), found.ids[:, :, 0]), dim=1)
+        survival = found.weights[:, :, 0].cumsum(1)
+        scores = torch.cat((torch.zeros_like(survival[:, :1]), survival), dim=1)
+        return tree.chain(tokens, scores, SOURCE)
+
+
+def load_net(config: DraftConfig, target: TargetInfo) -> DFlashNet:
+    """The network of the folder that a configuration names.
+
+    Raises:
+        ConfigError: it names none, or a drafter for another target.
+        ModelError: files are missing, damaged or of a layout that is not supported.
+    """
+    if config.model is None:
+        msg = (
+            f"drafter {config.method!r} is a network, and no folder was given for it; it needs one "
+            "with config.json and safetensors. Pass the folder as the draft model, or choose "
+            "'suffix', which needs none."
+        )
+        raise ConfigError(msg)
+    folder = Path(config.model).expanduser()
+    if not folder.is_dir():
+        msg = (
+            f"there is no drafter folder {config.model!r}; a folder with config.json and "
+            "safetensors is needed. Check the path."
+        )
+        raise ConfigError(msg)
+    return load(folder, target)
