@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from paceline.cli.console import complain, notes, read_prompt
 from paceline.cli.flags import with_flags
-from paceline.cli.generate import answer, remark, stream_text
+from paceline.cli.generate import answer, loaded, remark, stream_text
 from paceline.core.config import EngineConfig
 from paceline.core.errors import RequestError
 from paceline.core.request import SamplingParams
@@ -46,10 +46,8 @@ def chat(
     """Talk with the model, or have one message answered."""
     talks = message is None and sys.stdin.isatty()
     text = "" if talks else read_prompt(message)
-    from paceline.api.llm import LLM
-
     opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-    with LLM(config=config) as llm:
+    with loaded(config) as llm:
         if talks:
             return _talk(llm, opening, params, stats=stats)
         prompt_ids = llm.tokenizer.encode_chat([*opening, {"role": "user", "content": text}])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from rich.table import Table
 from paceline.bench.prompts import DEMO
 from paceline.cli.console import notes, read_prompt
 from paceline.cli.flags import with_flags
-from paceline.cli.generate import stream_text
+from paceline.cli.generate import loaded, stream_text
 from paceline.core.config import EngineConfig
 from paceline.core.request import SamplingParams
 
@@ -47,12 +46,9 @@ def demo(
     text = DEMO if prompt is None else read_prompt(prompt)
     # Without the prefix cache both ways compute the whole prompt.
     config = replace(config, cache=replace(config.cache, prefix_cache=False))
-    from paceline.api.llm import LLM
-
-    console, remarks = Console(highlight=False), notes()
-    with ExitStack() as stack:
-        with remarks.status(f"loading {config.model} (the first start takes longer)"):
-            llm = stack.enter_context(LLM(config=config))
+    console = Console(highlight=False)
+    with loaded(config) as llm:
+        with notes().status("warming up"):
             _warm_up(llm, drafted, plain)
         ids = llm.tokenizer.encode_chat([{"role": "user", "content": text}])
         if prompt is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from paceline.cli.console import notes
 from paceline.cli.flags import with_flags
 from paceline.core.config import EngineConfig
 
@@ -49,9 +50,11 @@ def doctor(
         "model": _model(config.model),
         "cache": _cache(),
         "drafters": list(DRAFTERS.names()),
-        "attention": _attention(config, device, dtype),
-        "ops": _ops(device, dtype),
     }
+    # Asking a backend may compile its kernels, once on a machine.
+    with notes().status("asking the backends (the first time takes longer)"):
+        found["attention"] = _attention(config, device, dtype)
+        found["ops"] = _ops(device, dtype)
     if as_json:
         print(json.dumps(found, ensure_ascii=False))
     else:

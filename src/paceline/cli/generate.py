@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -40,10 +42,19 @@ def generate(
 ) -> int:
     """Continue a prompt; the text streams as it is made."""
     text = read_prompt(prompt)
+    with loaded(config) as llm:
+        return answer(llm, llm.tokenizer.encode(text), params, as_json=as_json, stats=stats)
+
+
+@contextmanager
+def loaded(config: EngineConfig) -> Iterator[LLM]:
+    """An LLM for the time of the context; while it loads, a terminal shows that."""
     from paceline.api.llm import LLM
 
-    with LLM(config=config) as llm:
-        return answer(llm, llm.tokenizer.encode(text), params, as_json=as_json, stats=stats)
+    with notes().status(f"loading {config.model} (the first start takes longer)"):
+        llm = LLM(config=config)
+    with llm:
+        yield llm
 
 
 def answer(
