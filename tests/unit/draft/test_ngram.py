@@ -117,6 +117,25 @@ def test_resuming_equals_having_observed(text: list[int], cut: int) -> None:
     assert one.propose([0], [9]) == two.propose([0], [9])
 
 
+def test_scores_learn_what_matches_are_worth() -> None:
+    """A match that keeps failing loses its score; each proposal is judged once."""
+    drafter, other = NgramDrafter(config()), NgramDrafter(config())
+    scores = []
+    for i in range(60):
+        drafter.join(0, [1, 2, 3, 1, 2], 5, "")
+        scores.append(drafter.propose([0], [6])[0].scores[0])
+        drafter.observe(HostCommit(rows=[0], tokens=[[100 + i]]))
+        drafter.leave(0, keep=False)
+    assert scores == sorted(scores, reverse=True)
+    assert scores[-1] < scores[0] - 1.0
+    other.join(0, [1, 2, 3, 1, 2], 5, "")
+    other.propose([0], [6])
+    for i in range(60):
+        other.observe(HostCommit(rows=[0], tokens=[[100 + i]]))
+    other.join(0, [1, 2, 3, 1, 2], 5, "")
+    assert other.propose([0], [6])[0].scores[0] == scores[1]
+
+
 @pytest.mark.parametrize("low, high", [(0, 5), (3, 2), (-1, -1)])
 def test_bad_lengths_are_refused(low: int, high: int) -> None:
     """The message says what was asked, what is possible and what to do."""

@@ -159,6 +159,18 @@ def test_worked_example() -> None:
     assert list(proposal.sources) == [1, 1]
 
 
+def test_ties_go_to_the_own_text_and_to_the_longer_match() -> None:
+    """At equal scores the row's own text wins over the past."""
+    drafter = SuffixDrafter(config(num_speculative_tokens=1))
+    for output in ([5, 6], [5, 7]):
+        drafter.join(0, output, 0, "")
+        drafter.leave(0, keep=True)
+    drafter.join(0, [5, 8, 5], 3, "")  # own: 8 in 1 of 2; past: 7 and 6 in 1 of 2 each
+    (proposal,) = drafter.propose([0], [1])
+    assert list(proposal.tokens) == [8]
+    assert list(proposal.sources) == [1]
+
+
 def test_nothing_where_nothing_matches() -> None:
     """Fresh text, an empty row and a budget of zero give an empty proposal, never padding."""
     drafter = SuffixDrafter(config())
@@ -247,6 +259,18 @@ def test_scores_learn_what_matches_are_worth() -> None:
         drafter.observe(HostCommit(rows=[0], tokens=[[100 + i]]))
         drafter.leave(0, keep=False)
     assert math.exp(last) < 0.15 < math.exp(first)
+
+
+def test_a_proposal_is_judged_once() -> None:
+    """Steps that were not drafted for teach nothing about the proposal before them."""
+    one, two = SuffixDrafter(config()), SuffixDrafter(config())
+    for drafter, times in ((one, 1), (two, 40)):
+        drafter.join(0, [1, 2, 3, 1, 2], 5, "")
+        drafter.propose([0], [6])
+        for i in range(times):
+            drafter.observe(HostCommit(rows=[0], tokens=[[100 + i]]))
+        drafter.join(1, [1, 2, 3, 1, 2], 5, "")
+    assert one.propose([1], [6]) == two.propose([1], [6])
 
 
 @pytest.mark.parametrize(

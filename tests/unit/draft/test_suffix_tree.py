@@ -143,6 +143,45 @@ def test_remembered_frequent_children(least: int, steps: list[list[int] | None])
             assert_counts(tree, texts, least + 1)
 
 
+def frequent(tree: SuffixTree, least: int) -> dict[int, int]:
+    """First tokens seen at least `least` times."""
+    return {f.token: f.times for f in Counts(tree).followers(Place(0, 0), least)}
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> SuffixTree:
+    """A tree whose root has many children and remembers those seen 4 times: none."""
+    monkeypatch.setattr(suffix_tree, "_WIDE", 2)
+    tree = SuffixTree(8)
+    tree.extend([1, 2, 3, 4, 5])
+    tree.close()
+    assert frequent(tree, 4) == {}
+    return tree
+
+
+def test_a_child_may_become_frequent_by_splits_alone(wide: SuffixTree) -> None:
+    """Each text turns off a token earlier than the last, so none passes the child's whole run."""
+    for length in (6, 5, 4, 3, 2):
+        wide.extend([9, *range(20, 20 + length), 30 + length])
+        wide.close()
+    assert frequent(wide, 4) == {9: 5, 20: 5, 21: 5, 22: 4}
+
+
+def test_a_child_may_become_frequent_in_pieces(wide: SuffixTree) -> None:
+    """A suffix that waited inside a run and passes its end later has an unknown parent."""
+    for _ in range(4):
+        wide.extend([9])
+        wide.extend([8])
+        wide.close()
+    assert frequent(wide, 4) == {9: 4, 8: 4}
+
+
+def test_waiting_suffixes_make_a_child_frequent(wide: SuffixTree) -> None:
+    """A run of one token waits inside its own leaf, which has passed but one suffix."""
+    wide.extend([9] * 5)
+    assert frequent(wide, 4) == {9: 5}
+
+
 def _steps_per_token(text: Sequence[int], depth: int, piece: int) -> tuple[float, SuffixTree]:
     tree = SuffixTree(depth)
     for i in range(0, len(text), piece):
