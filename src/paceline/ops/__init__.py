@@ -18,6 +18,7 @@ __all__ = [
     "Groups",
     "PackedWeight",
     "add_rms_norm",
+    "kv_write",
     "linear",
     "linear_f32",
     "pack",
@@ -72,3 +73,9 @@ def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tens
 def silu_mul(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up: [T, 2I] (gate, then up) -> [T, I]."""
     return cast("Tensor", implementation("silu_mul", _type(gate_up), gate_up.dtype)(gate_up))
+
+
+def kv_write(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    """Store k, v [T, Hkv, D] at `slots` [T] of one layer's caches [Hkv, S, D]; -1 writes nothing."""
+    op = implementation("kv_write", _type(k_cache), k_cache.dtype)
+    op(k_cache, v_cache, slots, k, v)

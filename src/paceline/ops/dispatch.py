@@ -41,13 +41,36 @@ def _reference(target: str) -> Line:
     return Line(name="torch", target=f"paceline.ops.reference.{target}")
 
 
+def _native(target: str, refuses: str = "native:refusal") -> Line:
+    own = "paceline.ops.cpu."
+    return Line(name="own", target=own + target, devices=("cpu",), refuses=own + refuses)
+
+
+_SIXTEENS = Line(
+    name="torch, sixteen rows a call", target="paceline.ops.cpu.dense:linear", devices=("cpu",)
+)
+_SIXTEENS_F32 = Line(
+    name="torch, sixteen rows a call", target="paceline.ops.cpu.dense:linear_f32", devices=("cpu",)
+)
+
+# `pack_dense` and `pack_groups` choose a matrix's layout, and with it the product; `linear` and
+# `linear_f32` are for matrices that were not packed.
 OPS: dict[str, tuple[Line, ...]] = {
-    "rms_norm": (_reference("fused:rms_norm"),),
-    "add_rms_norm": (_reference("fused:add_rms_norm"),),
-    "rope": (_reference("fused:rope"),),
-    "silu_mul": (_reference("fused:silu_mul"),),
-    "linear": (_reference("linear:linear"),),
-    "linear_f32": (_reference("linear:linear_f32"),),
+    "rms_norm": (_native("fused:rms_norm"), _reference("fused:rms_norm")),
+    "add_rms_norm": (_native("fused:add_rms_norm"), _reference("fused:add_rms_norm")),
+    "rope": (_native("fused:rope"), _reference("fused:rope")),
+    "silu_mul": (_native("fused:silu_mul"), _reference("fused:silu_mul")),
+    "kv_write": (_native("fused:kv_write"), _reference("fused:kv_write")),
+    "linear": (_SIXTEENS, _reference("linear:linear")),
+    "linear_f32": (_SIXTEENS_F32, _reference("linear:linear_f32")),
+    "pack_dense": (
+        _native("dense:pack"),
+        Line(name="plain tensor", target="paceline.ops.cpu.dense:plain"),
+    ),
+    "pack_groups": (
+        _native("groups:pack", "groups:refusal"),
+        Line(name="torch int4", target="paceline.ops.cpu.groups:pack_torch", devices=("cpu",)),
+    ),
 }
 
 

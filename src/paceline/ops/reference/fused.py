@@ -1,9 +1,10 @@
-"""Norms, rotary embedding and gated activation in plain torch: the definition.
+"""Norms, rotary embedding, gated activation and cache writes in plain torch: the definition.
 
 Every faster implementation is checked against these. They run on any device and dtype, compute in
 float32 (float64 for float64 inputs) and round once, at the end.
 
-Letters: T tokens, H hidden size, Hq/Hkv heads, D head size, P positions, I intermediate size.
+Letters: T tokens, H hidden size, Hq/Hkv heads, D head size, P positions, I intermediate size,
+S slots.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+
+from paceline.ops.reference import kv
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,3 +93,17 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """
     gate, up = gate_up.to(wide(gate_up.dtype)).chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+
+
+def kv_write(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    """Store keys and values of T tokens in one layer's caches, in place.
+
+    Args:
+        k_cache: [Hkv, S, D]; its last slot is a dummy.
+        v_cache: [Hkv, S, D].
+        slots: [T] int64, distinct; -1 writes nothing that anybody sees.
+        k: [T, Hkv, D].
+        v: [T, Hkv, D].
+    """
+    kv.write(k_cache, slots, k)
+    kv.write(v_cache, slots, v)

@@ -1,0 +1,163 @@
+"""Compiles the C kernels with the system's compiler, once per machine and source, into the cache.
+
+A library's name is a hash of the sources, the compiler's version, the flags and the processor's
+features, so it can't go stale or meet a processor that it was not made for. It is written under
+another name and renamed, so that a reader never sees half a file and two processes may compile at
+once. Where the cache can't be written, a temporary folder serves this process alone.
+
+Environment: `PACELINE_CACHE` moves the cache folder; `PACELINE_NATIVE=0` refuses own kernels (to
+look for a fault); `CC` names the compiler.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+SOURCES = Path(__file__).parent / "native"
+TIMEOUT_S = 600
+# No fusing of a * b + c behind our back: bits must not depend on where a function was inlined.
+_FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-pthread", "-ffp-contract=off", "-fvisibility=hidden")
+_TUNINGS = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler knows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A compiled library, or the reason why there is none."""
+
+    path: Path | None
+    reason: str | None  # a clause; None if there is a library
+    compiler: str = ""  # its first line of --version
+    flags: tuple[str, ...] = ()
+
+
+def find_compiler() -> str | None:
+    """Return the command of a C compiler: $CC, or the first of cc, gcc and clang that is found."""
+    chosen = os.environ.get("CC")
+    if chosen:
+        words = shlex.split(chosen)
+        return chosen if words and shutil.which(words[0]) else None
+    return next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
+
+
+def cpu_features() -> str:
+    """Return a text that differs between processors with different instructions."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    keys = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU part")
+    seen = {line for line in text.splitlines() if line.split("\t")[0].strip(" :") in keys}
+    return f"{platform.machine()}\n" + "\n".join(sorted(seen))
+
+
+def build(
+    folder: Path, *, compiler: str | None = None, tuning: tuple[str, ...] | None = None
+) -> Built:
+    """Return the library for this machine from `folder`, compiling it if it is not there yet.
+
+    Args:
+        folder: where libraries are kept; made if missing.
+        compiler: command; default: `find_compiler()`.
+        tuning: processor flags instead of this machine's own (for tests of portable code).
+    """
+    compiler = compiler or find_compiler()
+    if compiler is None:
+        wanted = os.environ.get("CC")
+        return Built(path=None, reason=f"CC={wanted} is not found" if wanted else _NO_COMPILER)
+    try:
+        version = _run([*shlex.split(compiler), "--version"]).splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError) as error:
+        return Built(path=None, reason=f"the C compiler {compiler} does not run: {_text(error)}")
+    problem = ""
+    for tune in _TUNINGS if tuning is None else (tuning,):
+        flags = (*_FLAGS, *tune)
+        path = folder / f"kernels-{_key(version, flags)}.so"
+        if path.is_file():
+            return Built(path=path, reason=None, compiler=version, flags=flags)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _compile(shlex.split(compiler), flags, path)
+        except subprocess.SubprocessError as error:
+            problem = f"{compiler} fails: {_text(error)}"
+            continue
+        except OSError as error:
+            return Built(path=None, reason=f"{folder} can't be written: {error}", compiler=version)
+        return Built(path=path, reason=None, compiler=version, flags=flags)
+    return Built(path=None, reason=problem, compiler=version)
+
+
+_NO_COMPILER = "no C compiler is found (cc, gcc or clang; set CC to name one)"
+
+
+@functools.cache
+def built() -> Built:
+    """Return this machine's library; compiled at the first call of the first process."""
+    if os.environ.get("PACELINE_NATIVE") == "0":
+        return Built(path=None, reason="PACELINE_NATIVE=0 refuses own kernels")
+    chosen = os.environ.get("PACELINE_CACHE")
+    try:
+        folder = Path(chosen) if chosen else Path.home() / ".cache" / "paceline"
+        found = build(folder)
+    except RuntimeError as error:  # an account without a home folder
+        found = Built(path=None, reason=str(error))
+    if found.path is None and found.compiler and "can't be written" in (found.reason or ""):
+        # Kept as long as the process; the system cleans its folder of temporary files.
+        found = build(Path(tempfile.mkdtemp(prefix="paceline-kernels-")))
+    if found.path is None:
+        logger.warning(
+            "own CPU kernels are not used: %s; torch's, which are slower, are", found.reason
+        )
+    return found
+
+
+def _key(version: str, flags: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.glob("*.[ch]")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    digest.update("\0".join((version, *flags, cpu_features())).encode())
+    return digest.hexdigest()[:24]
+
+
+def _compile(compiler: list[str], flags: tuple[str, ...], to: Path) -> None:
+    """Compile every source, in parallel, link, and rename into place."""
+    logger.info("compiling the CPU kernels, once on this machine, to %s", to)
+    with tempfile.TemporaryDirectory(dir=to.parent, prefix=".compiling-") as scratch:
+        sources = sorted(SOURCES.glob("*.c"))
+        objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
+
+        def one(pair: tuple[Path, Path]) -> None:
+            _run([*compiler, *flags, "-c", str(pair[0]), "-o", str(pair[1])])
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as workers:
+            list(workers.map(one, zip(sources, objects, strict=True)))
+        library = Path(scratch) / to.name
+        _run([*compiler, *flags, "-shared", *map(str, objects), "-lm", "-o", str(library)])
+        library.replace(to)
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(  # noqa: S603 (the user's own compiler)
+        command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+    )
+    return done.stdout
+
+
+def _text(error: Exception) -> str:
+    """The last line that a failed compiler wrote, or the exception's own words."""
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = str(error.stderr).strip().splitlines()
+        return lines[-1] if lines else f"exit status {error.returncode}"
+    return str(error)

@@ -1,0 +1,143 @@
+"""Products with dense matrices on a CPU: own kernels with prepacked weights, and torch's.
+
+Both are batch-invariant: a row's bits do not depend on how many rows there are. Own kernels are by
+construction. Torch's 16-bit products are bit-equal at 2 to 16 rows, not always at 1, so rows go in
+sixteens and a single one is doubled; its float32 products promise nothing.
+
+Letters: T tokens, K/N input/output features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import get_num_threads
+from torch.nn import functional
+
+from paceline.ops.cpu.memory import place
+from paceline.ops.cpu.native import DTYPES, Native, native, needs_grad
+from paceline.ops.reference.fused import wide
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+COLUMNS = 32  # of a block, as in dense.c
+_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DenseWeight:
+    """An [N, K] matrix in blocks of 32 output features; implements `PackedWeight`.
+
+    bfloat16 with AVX512-BF16: products of two bfloat16 and sums in float32, one rounding at the
+    end. Otherwise everything is multiplied and summed in float32.
+    """
+
+    blocks: Tensor  # [N/32, K/2, 32, 2] with AVX512-BF16 and bfloat16, else [N/32, K, 32]
+    shape: tuple[int, int]
+    lib: Native
+    address: int
+
+    @staticmethod
+    def pack(weight: Tensor, lib: Native) -> DenseWeight:
+        """Lay out a float32, bfloat16 or float16 matrix."""
+        n, k = weight.shape
+        if n % COLUMNS:
+            weight = functional.pad(weight, (0, 0, 0, -n % COLUMNS))
+        blocks = weight.view(-1, COLUMNS, k).transpose(1, 2)
+        if lib.pairs and weight.dtype == torch.bfloat16:
+            blocks = weight.view(-1, COLUMNS, k // 2, 2).transpose(1, 2)
+        blocks = place(blocks)
+        return DenseWeight(blocks=blocks, shape=(n, k), lib=lib, address=blocks.data_ptr())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights, and of the activations that they are for."""
+        return self.blocks.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, padding included."""
+        return self.blocks.nbytes
+
+    @property
+    def kind(self) -> str:
+        """One line for people."""
+        how = "AVX512-BF16" if self.blocks.ndim == 4 else "float32 arithmetic"
+        return f"{str(self.dtype)[6:]}, own kernel, {how}"
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows `ids` ([n] int64) as an [n, K] matrix."""
+        block, column = ids // COLUMNS, ids % COLUMNS
+        return self.blocks[block, :, column].reshape(ids.shape[0], self.shape[1])
+
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x @ self.T + bias: [T, K] -> [T, N] in x's dtype."""
+        return self._multiply(x, bias, x.dtype)
+
+    def matmul_f32(self, x: Tensor) -> Tensor:
+        """x @ self.T: [T, K] -> [T, N] float32, not rounded."""
+        return self._multiply(x, None, wide(x.dtype))
+
+    def _multiply(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        n, k = self.shape
+        blocks = self.blocks
+        pairs = blocks.ndim == 4
+        if x.dtype not in DTYPES or (pairs and x.dtype != torch.bfloat16) or needs_grad(x, bias):
+            every = self.rows(torch.arange(n)).to(x.dtype)
+            return functional.linear(x, every, bias).to(dtype)
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        out = torch.empty(x.shape[0], n, dtype=dtype)
+        self.lib.dense(
+            x.data_ptr(),
+            self.address,
+            None if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            x.shape[0],
+            k,
+            n,
+            x.stride(0),
+            DTYPES[x.dtype],
+            DTYPES[blocks.dtype],
+            0 if bias is None else DTYPES[bias.dtype],
+            DTYPES[dtype],
+            pairs,
+            get_num_threads(),
+        )
+        return out
+
+
+def pack(weight: Tensor) -> Tensor | DenseWeight:
+    """Lay out a matrix for the own kernel; one that it does not take stays as it is."""
+    lib = native()
+    assert lib is not None, "dispatch chose own kernels where there are none"
+    odd = weight.shape[1] % 2  # input features go in pairs
+    if lib.pairs and weight.dtype == torch.bfloat16 and odd:
+        return weight
+    return DenseWeight.pack(weight, lib)
+
+
+def plain(weight: Tensor) -> Tensor:
+    """A matrix as it is: torch's product."""
+    return weight
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Torch's product of [T, K] and [N, K], the same bits for a row in any company (16-bit)."""
+    if x.dtype.itemsize > 2 or needs_grad(x, weight, bias):
+        return functional.linear(x, weight, bias)
+    return torch.cat([_sixteen(part, weight, bias) for part in torch.split(x, _ROWS)])
+
+
+def linear_f32(x: Tensor, weight: Tensor) -> Tensor:
+    """The same, widened to float32 (float64 for float64); a 16-bit product was rounded before."""
+    return linear(x, weight).to(wide(x.dtype))
+
+
+def _sixteen(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if x.shape[0] == 1:
+        return functional.linear(x.expand(2, -1), weight, bias)[:1]
+    return functional.linear(x, weight, bias)

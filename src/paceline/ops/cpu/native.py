@@ -1,0 +1,111 @@
+"""The loaded C kernels as functions, with their C types, and the reason where there are none."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.ops.cpu.build import built
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # the enum in vec.h
+
+_P, _L, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+Call = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Native:
+    """The library's functions. Arguments are as in the C sources; tensors are passed as addresses."""
+
+    dense: Call
+    packed: Call
+    packed_rows: Call
+    rms_norm: Call
+    rope: Call
+    silu_mul: Call
+    kv_write: Call
+    attention: Call
+    pairs: bool  # 16-bit matrices are laid out in pairs (AVX512-BF16)
+    groups: bool  # `packed` works (AVX512-VNNI)
+    path: Path
+
+
+_SIGNATURES: dict[str, list[type]] = {
+    "dense": [_P] * 4 + [_L] * 4 + [_I] * 6,
+    "packed": [_P] * 6 + [_L] * 4 + [_I] * 7,
+    "packed_rows": [_P] * 5 + [_L] * 3 + [_I] * 4,
+    "rms_norm": [_P] * 5 + [_L] * 5 + [_F] + [_I] * 3,
+    "rope": [_P] * 6 + [_L] * 8 + [_I] * 2,
+    "silu_mul": [_P] * 2 + [_L] * 3 + [_I] * 2,
+    "kv_write": [_P] * 5 + [_L] * 8,
+    "attention": [_P] * 5 + [_F, _L, _I, _I],
+}
+# Products and attention let other Python threads run. What takes a few microseconds keeps the
+# interpreter's lock: giving it away costs more than it brings.
+_LONG = ("dense", "packed", "attention")
+
+
+def load(path: Path) -> Native:
+    """Load a library that `build` made.
+
+    Raises:
+        OSError: it is damaged, or not for this system.
+    """
+    short, long = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
+    calls: dict[str, Call] = {}
+    for name, types in _SIGNATURES.items():
+        call = getattr(long if name in _LONG else short, name)
+        call.argtypes = types
+        call.restype = None
+        calls[name] = call
+    return Native(
+        pairs=bool(short.dense_pairs()), groups=bool(short.packed_possible()), path=path, **calls
+    )
+
+
+@functools.cache
+def native() -> Native | None:
+    """Return the kernels of this machine, compiling them if need be; None: see `refusal`."""
+    found = built()
+    if found.path is None:
+        return None
+    try:
+        return load(found.path)
+    except OSError as error:
+        logger.warning(
+            "%s can't be loaded (%s); it is removed and compiled anew", found.path, error
+        )
+        found.path.unlink(missing_ok=True)
+    built.cache_clear()
+    found = built()
+    try:
+        return None if found.path is None else load(found.path)
+    except OSError:
+        return None
+
+
+def refusal(dtype: torch.dtype) -> str | None:
+    """Why own kernels do not serve this dtype here, as a clause; None: they do."""
+    if dtype not in DTYPES:
+        return f"own kernels serve float32, bfloat16 and float16, not {str(dtype)[6:]}"
+    if native() is None:
+        return built().reason or f"{built().path} can't be loaded"
+    return None
+
+
+def needs_grad(*tensors: Tensor | None) -> bool:
+    """Whether autograd wants to know about this call; own kernels tell it nothing."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
