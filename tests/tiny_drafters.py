@@ -22,7 +22,7 @@ from torch import Tensor
 from paceline import models
 from paceline.core.batch import AttnSite, ForwardBatch, ForwardMode
 from paceline.draft.base import TargetInfo
-from paceline.draft.dflash_checkpoint import load, save
+from paceline.draft.dflash_checkpoint import load_plain, save
 from paceline.draft.dflash_net import DFlashNet, block_tokens
 from tests.dense import DenseAttend, whole
 
@@ -210,7 +210,7 @@ def overfit_dflash(
     model, info = target_of(target, torch.float32)
     draw = random.Random(0)
     with torch.enable_grad():
-        net = load(folder, info)
+        net = load_plain(folder, info, dtype=torch.float32)
         net.requires_grad_()
         features = [features_of(model, text, net.config.target_layer_ids) for text in texts]
         optimiser = torch.optim.AdamW(net.parameters(), weight_decay=0.0)

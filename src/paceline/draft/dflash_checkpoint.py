@@ -24,6 +24,7 @@ from paceline.models.weights import load as load_weights
 if TYPE_CHECKING:
     from paceline.core.config import ModelConfig, RopeConfig
     from paceline.draft.base import TargetInfo
+    from paceline.ops.packed import Groups
 
 log = logging.getLogger(__name__)
 
@@ -43,23 +44,44 @@ def load(folder: Path, target: TargetInfo) -> DFlashNet:
             missing, extra or misshapen (all are listed).
         ConfigError: it was made for another target; everything that differs is listed.
     """
-    config = read_config(folder)
-    check_target(config, target.config, folder)
-    net = DFlashNet(config, target, device="meta")
-    source = Checkpoint(folder)
-    _refuse_other_layouts(source, folder)
     # 16-bit at least: a drafter is small, and what it loses to rounding it loses in acceptance.
     placement = Placement(device=target.device, dtype=target.dtype, weights="bf16")
-    load_weights(net, source, placement)
-    net.rope.to(target.device)
+    net, source = _load(folder, target, placement)
     rows = [
         source.read(f"layers.{i}.self_attn.{part}_proj.weight").to(target.dtype)
-        for i in range(config.num_layers)
+        for i in range(net.config.num_layers)
         for part in "kv"
     ]
     net.stack(placement.matrix(torch.cat(rows)))
-    _warn_of_zero_mask(config, target, folder)
     return net.eval()
+
+
+def load_plain(folder: Path, target: TargetInfo, *, dtype: torch.dtype) -> DFlashNet:
+    """`load` for training: plain parameters of any dtype, nothing packed or stacked.
+
+    They need no gradients until `requires_grad_` says so. Raises as `load` does.
+    """
+    return _load(folder, target, _Unpacked(device=target.device, dtype=dtype))[0]
+
+
+class _Unpacked(Placement):
+    """Every matrix stays a plain tensor, on a CPU too."""
+
+    def matrix(self, value: Tensor | Groups) -> Tensor:
+        """See `Placement`."""
+        return self.plain(value)
+
+
+def _load(folder: Path, target: TargetInfo, placement: Placement) -> tuple[DFlashNet, Checkpoint]:
+    config = read_config(folder)
+    check_target(config, target.config, folder)
+    net = DFlashNet(config, target, dtype=placement.dtype, device="meta")
+    source = Checkpoint(folder)
+    _refuse_other_layouts(source, folder)
+    load_weights(net, source, placement)
+    net.rope.to(target.device)
+    _warn_of_zero_mask(config, target, folder)
+    return net, source
 
 
 def save(
