@@ -210,7 +210,7 @@ def test_the_record_is_json_and_says_what_was_measured() -> None:
     assert result["draft"]["method"] == config.draft.method
     shown = table([one, one])
     assert shown.row_count == 3 + 3  # groups and all; speeds and equality
-    assert list(shown.columns[2].cells)[0].startswith("3.00  ")
+    assert next(iter(shown.columns[2].cells)).startswith("3.00  ")
     assert list(shown.columns[3].cells)[-1] == "2/3"
 
 
