@@ -119,6 +119,7 @@ class Engine:
             msg = f"request id {request.id!r} is in use; give each request an id of its own"
             raise RequestError(msg)
         check_request(request, self.model_config.vocab_size, self.max_len)
+        self._parts.rows.options.check(request.params)
         seed = self.draw_seed() if request.params.seed is None else request.params.seed
         sequence = Sequence(
             request=request,
