@@ -205,24 +205,22 @@ def save(net: Network, path: Path) -> None:
     """Write a network's weights under their checkpoint names, as one safetensors file.
 
     Args:
-        net: with plain weights.
+        net: with weights that are plain, or packed without rounding.
         path: the file; it appears complete or not at all.
 
     Raises:
-        ModelError: the weights are packed, so the exact values are gone.
+        ModelError: the weights are rounded to codes, so the exact values are gone.
         OSError: the folder is missing, read-only or full.
     """
-    bindings = list(bind(net))
-    if any(not isinstance(binding.value, Tensor) for binding in bindings):
-        msg = (
-            f"cannot write {path}: the weights are packed for this CPU; plain weights can be "
-            "written. Load the model with weights='bf16' first."
-        )
-        raise ModelError(msg)
     specs, tensors = [], []
-    for binding in bindings:
-        value = binding.value
-        assert isinstance(value, Tensor), "checked above"
+    for binding in bind(net):
+        value = binding.value if isinstance(binding.value, Tensor) else binding.value.plain()
+        if value is None:
+            msg = (
+                f"cannot write {path}: the weights are packed for this CPU; plain weights can be "
+                "written. Load the model with weights='bf16' first."
+            )
+            raise ModelError(msg)
         parts = binding.join.split(value, [shape[0] for shape in binding.shapes])
         for name, part in zip(binding.sources, parts, strict=True):
             shape = tuple(part.shape)

@@ -160,6 +160,10 @@ class PackedWeight(Protocol):
         """Return rows `ids` ([n] int64) as an [n, K] matrix: an embedding look-up."""
         ...
 
+    def plain(self) -> Tensor | None:
+        """Return the [N, K] matrix bit by bit as it was packed; None if packing rounded it."""
+        ...
+
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return x @ self.T + bias: [T, K] -> [T, N] in x's dtype."""
         ...

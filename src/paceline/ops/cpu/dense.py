@@ -73,6 +73,10 @@ class DenseWeight:
         block, column = ids // COLUMNS, ids % COLUMNS
         return self.blocks[block, :, column].reshape(ids.shape[0], self.shape[1])
 
+    def plain(self) -> Tensor:
+        """The [N, K] matrix, bit by bit."""
+        return self.rows(torch.arange(self.shape[0]))
+
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ self.T + bias: [T, K] -> [T, N] in x's dtype."""
         return self._multiply(x, bias, x.dtype)
@@ -86,7 +90,7 @@ class DenseWeight:
         blocks = self.blocks
         pairs = blocks.ndim == 4
         if x.dtype not in DTYPES or (pairs and x.dtype != torch.bfloat16) or needs_grad(x, bias):
-            every = self.rows(torch.arange(n)).to(x.dtype)
+            every = self.plain().to(x.dtype)
             return functional.linear(x, every, bias).to(dtype)
         if x.stride(1) != 1:
             x = x.contiguous()

@@ -122,6 +122,9 @@ class GroupWeight:
         )
         return out.to(self.dtype)
 
+    def plain(self) -> None:
+        """The exact matrix is gone."""
+
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ self.T + bias: [T, K] -> [T, N] in x's dtype."""
         return self._multiply(x, bias, x.dtype)
@@ -197,6 +200,9 @@ class TorchInt4Weight:
     def rows(self, ids: Tensor) -> Tensor:
         """Rows `ids` ([n] int64) as an [n, K] matrix."""
         return self.source.rows(ids).dequantize(self.dtype)
+
+    def plain(self) -> None:
+        """The exact matrix is gone."""
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ self.T + bias: [T, K] -> [T, N] in x's dtype."""
