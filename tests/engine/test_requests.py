@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.core.errors import ConfigError, MemoryBudgetError, RequestError
+from paceline.core.errors import (
+    ConfigError,
+    EngineStoppedError,
+    MemoryBudgetError,
+    RequestError,
+)
 from paceline.core.request import FinishReason, SamplingParams
 from paceline.engine.engine import Engine
 from tests import tiny
@@ -311,3 +316,14 @@ def test_engines_share_a_loaded_model(model: Path) -> None:
     assert torch.equal(
         next(iter(first.loaded.net.parameters())), next(iter(second.loaded.net.parameters()))
     )
+
+
+def test_a_closed_engine_takes_nothing(model: Path) -> None:
+    """Closing drops what is open at once and refuses what comes later."""
+    eng = engine(model)
+    eng.add(request("r", PROMPT, SamplingParams()))
+    eng.step()
+    eng.close()
+    assert not eng.has_work
+    with pytest.raises(EngineStoppedError, match="closed"):
+        eng.add(request("s", PROMPT, SamplingParams()))

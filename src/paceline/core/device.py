@@ -87,10 +87,11 @@ def cpu_name() -> str:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Cores that this process may run on; OMP_NUM_THREADS, the usual way to say fewer, counts."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    stated = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(stated)) if stated.isdecimal() and int(stated) > 0 else cores
 
 
 def free_memory(device: torch.device) -> int:

@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from paceline.core.batch import ForwardMode
-from paceline.core.errors import RequestError
+from paceline.core.errors import EngineStoppedError, RequestError
 from paceline.core.request import FinishReason, Request, StepOutput
 from paceline.core.stages import silent
 from paceline.core.tree import EMPTY, Proposal
@@ -56,6 +56,7 @@ class Engine:
         self._pending: deque[Pending] = deque()
         self._aborted: list[Sequence] = []
         self._arrivals = 0
+        self._closed = False
         self._max_draft = min(parts.config.draft.num_speculative_tokens, self.spec.max_nodes - 1)
         on_gpu = parts.device.type == "cuda"
         self.lag = 1 if on_gpu and self._max_draft == 0 else 0
@@ -90,7 +91,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a call of `step` would do anything."""
-        return bool(self._pending or self._aborted or self._scheduler.has_work)
+        busy = self._pending or self._aborted or self._scheduler.has_work
+        return bool(busy) and not self._closed
 
     @property
     def num_waiting(self) -> int:
@@ -114,7 +116,11 @@ class Engine:
 
         Raises:
             RequestError: the request cannot be served; others are not disturbed.
+            EngineStoppedError: the engine was closed.
         """
+        if self._closed:
+            msg = "the engine was closed and takes no more requests; build a new one to go on"
+            raise EngineStoppedError(msg)
         if request.id in self._sequences:
             msg = f"request id {request.id!r} is in use; give each request an id of its own"
             raise RequestError(msg)
@@ -152,11 +158,11 @@ class Engine:
         return outputs
 
     def close(self) -> None:
-        """Drop all requests; the engine takes no more part in anything."""
-        for request_id in list(self._sequences):
-            self.abort(request_id)
-        while self.has_work:
-            self.step()
+        """Drop all requests without stepping on; the engine takes no new ones."""
+        self._closed = True
+        self._pending.clear()
+        self._aborted.clear()
+        self._sequences.clear()
 
     def check_integrity(self) -> None:
         """Assert the invariants of rows and pages; for tests and idle moments."""
