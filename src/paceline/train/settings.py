@@ -1,0 +1,220 @@
+"""TrainSettings: every choice of a training run. Command-line flags are made from its fields.
+
+`help` in a field's metadata is the flag's text. Letters: S rows of a step, C tokens of a row, N anchors
+of a row, b block size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from paceline.core.config import DType
+from paceline.core.errors import ConfigError
+
+Loss: TypeAlias = Literal["decay", "dpace"]
+Stage: TypeAlias = Literal["prepare", "generate", "train", "finish"]
+STAGES: tuple[Stage, ...] = ("prepare", "generate", "train", "finish")
+
+
+def _doc(text: str, group: str) -> Mapping[str, Any]:
+    return {"help": text, "group": group}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """A run. What may differ between two calls of one run is said in `FREE`."""
+
+    # -- run
+    model: str = field(
+        default="default", metadata=_doc("the target: folder, GGUF file or 'default'", "Run")
+    )
+    device: str = field(default="auto", metadata=_doc("auto, cpu, cuda, cuda:N", "Run"))
+    dtype: DType = field(
+        default="auto", metadata=_doc("of target and drafter; master weights are float32", "Run")
+    )
+    seed: int = field(default=0, metadata=_doc("of data order, anchors and first weights", "Run"))
+    minutes: float | None = field(
+        default=None, metadata=_doc("stop and save after so many minutes; go on later", "Run")
+    )
+    stages: tuple[str, ...] = field(
+        default=STAGES, metadata=_doc("which of prepare, generate, train, finish", "Run")
+    )
+    # -- data
+    prompts: tuple[Path, ...] = field(
+        default=(), metadata=_doc("JSONL files of prompts, gzipped or not", "Data")
+    )
+    broken: Literal["refuse", "skip"] = field(
+        default="refuse", metadata=_doc("what to do about lines that are no prompts", "Data")
+    )
+    own_share: float = field(
+        default=0.5, metadata=_doc("share of prompts that the target makes itself", "Data")
+    )
+    temperatures: tuple[float, ...] = field(
+        default=(0.0, 0.0, 0.7, 1.0),
+        metadata=_doc("of answers, in equal parts; repeat one to have more of it", "Data"),
+    )
+    answer_tokens: int = field(
+        default=2_000_000, metadata=_doc("answer tokens to generate in all", "Data")
+    )
+    generate_minutes: float | None = field(
+        default=None, metadata=_doc("most minutes of this call for generating", "Data")
+    )
+    max_prompt_tokens: int = field(
+        default=256, metadata=_doc("longer prompts are left out", "Data")
+    )
+    max_new_tokens: int = field(default=256, metadata=_doc("longest answer", "Data"))
+    max_rows: int = field(default=512, metadata=_doc("answers generated at once", "Data"))
+    held_out: float = field(
+        default=0.01, metadata=_doc("share of prompts kept for measuring", "Data")
+    )
+    # -- drafter
+    init: Path | None = field(
+        default=None, metadata=_doc("go on from this drafter's weights and shape", "Drafter")
+    )
+    layers: int = field(default=4, metadata=_doc("draft layers", "Drafter"))
+    block: int = field(
+        default=8, metadata=_doc("rows of a block, the known token's too", "Drafter")
+    )
+    taps: tuple[int, ...] = field(
+        default=(), metadata=_doc("tapped target layers; default: five, spread evenly", "Drafter")
+    )
+    mlp_size: int | None = field(
+        default=None, metadata=_doc("width of the draft MLPs; default: the target's", "Drafter")
+    )
+    mask_token: int | None = field(
+        default=None,
+        metadata=_doc("id of the mask; default: a special token text has not", "Drafter"),
+    )
+    # -- optimisation
+    steps: int | None = field(default=None, metadata=_doc("optimiser steps in all", "Training"))
+    train_minutes: float | None = field(
+        default=None,
+        metadata=_doc("instead of steps: minutes of training in all calls together", "Training"),
+    )
+    row_tokens: int = field(default=512, metadata=_doc("C: tokens of a packed row", "Training"))
+    batch_rows: int = field(default=64, metadata=_doc("S: rows of a step", "Training"))
+    anchors: int = field(default=128, metadata=_doc("N: blocks trained per row", "Training"))
+    lr: float = field(default=1.2e-3, metadata=_doc("highest learning rate", "Training"))
+    warmup: int = field(default=200, metadata=_doc("steps of linear warm-up", "Training"))
+    weight_decay: float = field(default=0.0, metadata=_doc("of matrices", "Training"))
+    clip: float = field(default=1.0, metadata=_doc("largest norm of the gradient", "Training"))
+    loss: Loss = field(
+        default="decay",
+        metadata=_doc("weights of a block's rows: decay, or dpace (with decay)", "Training"),
+    )
+    gamma: float = field(
+        default=4.0, metadata=_doc("row k weighs exp(-(k-1)/gamma); 0: all alike", "Training")
+    )
+    alpha: float = field(default=0.5, metadata=_doc("smoothing of dpace", "Training"))
+    compile: bool | None = field(
+        default=None, metadata=_doc("torch.compile; default: on CUDA", "Training")
+    )
+    # -- measuring
+    evals: int = field(default=8, metadata=_doc("measurements along the way", "Measuring"))
+    eval_docs: int = field(
+        default=256, metadata=_doc("held-out answers of a measurement", "Measuring")
+    )
+    engine_prompts: int = field(
+        default=128,
+        metadata=_doc("held-out prompts measured in the engine at the end", "Measuring"),
+    )
+    save_minutes: float = field(
+        default=2.0, metadata=_doc("minutes between saved states", "Measuring")
+    )
+    log_steps: int = field(default=50, metadata=_doc("steps between two lines", "Measuring"))
+
+    @property
+    def row_room(self) -> int:
+        """Tokens that the longest sequence takes."""
+        return self.max_prompt_tokens + self.max_new_tokens
+
+    def check(self) -> None:
+        """Refuse what no run can have; all problems in one message.
+
+        Raises:
+            ConfigError: as above.
+        """
+        whole = {
+            "max_new_tokens": 2,
+            "max_prompt_tokens": 1,
+            "max_rows": 1,
+            "answer_tokens": 1,
+            "layers": 1,
+            "block": 2,
+            "row_tokens": 16,
+            "batch_rows": 1,
+            "anchors": 1,
+            "warmup": 0,
+            "evals": 0,
+            "eval_docs": 1,
+            "engine_prompts": 0,
+            "log_steps": 1,
+        }
+        problems = [
+            f"{name} {getattr(self, name)} must be >= {low}"
+            for name, low in whole.items()
+            if getattr(self, name) < low
+        ]
+        shares = {
+            "own_share": (0 <= self.own_share <= 1, "in 0 ... 1"),
+            "held_out": (0 < self.held_out < 1, "between 0 and 1"),
+            "lr": (self.lr > 0, "> 0"),
+            "clip": (self.clip > 0, "> 0"),
+            "gamma": (self.gamma >= 0, ">= 0"),
+            "alpha": (0 <= self.alpha <= 1, "in 0 ... 1"),
+            "steps": (self.steps is None or self.steps > 0, "> 0"),
+            "minutes": (self.minutes is None or self.minutes > 0, "> 0"),
+            "train_minutes": (self.train_minutes is None or self.train_minutes > 0, "> 0"),
+        }
+        problems += [
+            f"{name} {getattr(self, name)} must be {what}"
+            for name, (good, what) in shares.items()
+            if not good
+        ]
+        if not self.temperatures or any(not 0 <= t <= 10 for t in self.temperatures):
+            problems.append(f"temperatures {self.temperatures} must be one or more of 0 ... 10")
+        unknown = [s for s in self.stages if s not in STAGES]
+        if unknown:
+            problems.append(f"stages {unknown} are none of {', '.join(STAGES)}")
+        if "train" in self.stages and (self.steps is None) == (self.train_minutes is None):
+            problems.append("give either steps or train_minutes")
+        if self.own_share < 1 and not self.prompts and "prepare" in self.stages:
+            problems.append("give prompts, or --own-share 1 to train on the target's own alone")
+        if problems:
+            msg = "invalid settings: " + "; ".join(problems)
+            raise ConfigError(msg)
+
+
+# What may change from call to call, and is kept when it does; all else is fixed by the first call.
+FREE = frozenset(
+    {
+        "model",
+        "prompts",
+        "broken",
+        "answer_tokens",
+        "max_rows",
+        "train_minutes",
+        "steps",
+        "evals",
+        "eval_docs",
+        "engine_prompts",
+        "save_minutes",
+        "log_steps",
+    }
+)
+# What is said anew by every call.
+PER_CALL = frozenset({"device", "minutes", "generate_minutes", "stages", "compile"})
+
+
+def as_json(settings: TrainSettings) -> dict[str, object]:
+    """Settings as JSON's types."""
+    return {f.name: _plain(getattr(settings, f.name)) for f in fields(TrainSettings)}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value
