@@ -1,0 +1,192 @@
+"""Candidates ranked by the target's own noise, and what their gaps say about survival."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.draft.candidates import Candidates, Sharpness, rank
+from paceline.sample.noise import gumbel, hash_tokens, noise_words_of
+
+VOCAB = 500
+
+
+def logits_of(*shape: int, seed: int = 0, spread: float = 3.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, VOCAB, generator=generator) * spread
+
+
+def noise_of(temperature: Tensor, ids: Tensor) -> Tensor:
+    """As the engine's: keyed by row and position, 0 for greedy rows."""
+    rows, positions = ids.shape[:2]
+    keys = torch.arange(rows).repeat_interleave(positions) * 7919
+    words = noise_words_of(keys, torch.arange(positions).repeat(rows))
+    noise = gumbel(hash_tokens(ids.flatten(0, 1).to(torch.int32), words), torch.float32)
+    return noise.view(ids.shape) * (temperature > 0).view(-1, 1, 1)
+
+
+def full_noise(temperature: Tensor, positions: int) -> Tensor:
+    ids = torch.arange(VOCAB).expand(len(temperature), positions, -1)
+    return noise_of(temperature, ids)
+
+
+def found(logits: Tensor, temperature: Tensor, count: int, sharpness: float = 1.0) -> Candidates:
+    return rank(
+        logits,
+        temperature,
+        lambda ids: noise_of(temperature, ids),
+        torch.full(logits.shape[:2], sharpness),
+        count,
+    )
+
+
+def picks(logits: Tensor, temperature: Tensor) -> Tensor:
+    """The target's tokens [B, P]: argmax of tempered logits plus the same noise."""
+    heat = torch.where(temperature > 0, temperature, 1.0).view(-1, 1, 1)
+    return (logits / heat + full_noise(temperature, logits.shape[1])).argmax(-1)
+
+
+def test_the_whole_vocabulary_by_brute_force() -> None:
+    """With all tokens as candidates: sorted by perturbed score, survival a softmax over everything;
+    at temperature 0 that is the drafter's log-probability.
+    """
+    logits, temperature = logits_of(3, 4), torch.tensor([0.0, 0.7, 1.0])
+    got = found(logits, temperature, VOCAB)
+    heat = torch.tensor([1.0, 0.7, 1.0]).view(-1, 1, 1)
+    scores = logits / heat + full_noise(temperature, 4)
+    order = scores.argsort(dim=-1, descending=True, stable=True)
+    assert torch.equal(got.ids, order)
+    torch.testing.assert_close(got.scores, scores.gather(-1, order))
+    torch.testing.assert_close(got.weights, scores.log_softmax(-1).gather(-1, order))
+
+
+def test_few_candidates_keep_the_vocabulary_in_their_weights() -> None:
+    """Of a greedy row few candidates are taken, and their weights are still log-probabilities."""
+    logits, greedy = logits_of(2, 3), torch.zeros(2)
+    few, every = found(logits, greedy, 5), found(logits, greedy, VOCAB)
+    assert torch.equal(few.ids, every.ids[:, :, :5])
+    torch.testing.assert_close(few.weights, every.weights[:, :, :5])
+    assert bool((found(logits, torch.ones(2), 64).weights.exp().sum(-1) <= 1.0001).all())
+
+
+def test_a_perfect_drafter_is_always_right() -> None:
+    """A drafter with the target's own logits proposes the target's own sample, at any temperature."""
+    logits, temperature = logits_of(4, 50), torch.tensor([0.0, 0.3, 0.7, 1.0])
+    assert torch.equal(found(logits, temperature, 128).ids[:, :, 0], picks(logits, temperature))
+
+
+def test_equal_logits_go_to_the_lowest_id() -> None:
+    """Ties, which 16-bit logits often have, are broken the same way everywhere."""
+    logits = torch.zeros(1, 1, VOCAB)
+    logits[0, 0, [9, 33, 200]] = 4.0
+    assert found(logits, torch.zeros(1), 3).ids.flatten().tolist() == [9, 33, 200]
+
+
+def test_rows_are_ranked_alone() -> None:
+    """Greedy and sampled rows in one batch do not change one another."""
+    logits, temperature = logits_of(4, 3), torch.tensor([0.0, 1.0, 0.0, 0.5])
+    together = found(logits, temperature, 20)
+    alone = rank(
+        logits[1:2],
+        temperature[1:2],
+        lambda ids: noise_of(temperature, ids.expand(4, -1, -1))[1:2],
+        torch.ones(1, 3),
+        20,
+    )
+    assert torch.equal(together.ids[1:2], alone.ids)
+    torch.testing.assert_close(together.weights[1:2], alone.weights)
+
+
+def imperfect(temperature: float, error: float, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """A target's picks, a drafter's logits with Gaussian errors, and the temperatures."""
+    heat = torch.full((1,), temperature)
+    target = logits_of(1, 3000, seed=seed, spread=3.0)
+    return picks(target, heat), target + error * logits_of(1, 3000, seed=seed + 1, spread=1.0), heat
+
+
+def test_shared_noise_beats_rejection_and_ranking_by_q() -> None:
+    """At temperature 1, one child ranked with the noise is right far more often than q's best, two
+    children more often than any rule without the noise: 1 minus the total variation.
+    """
+    true, logits, heat = imperfect(1.0, 0.45)
+    shared = (found(logits, heat, 128).ids[:, :, :2] == true.unsqueeze(-1)).float().cumsum(-1)
+    by_q = (logits.topk(2).indices == true.unsqueeze(-1)).float().cumsum(-1)
+    target = logits_of(1, 3000, seed=0, spread=3.0).softmax(-1)
+    best_rule = torch.minimum(target, logits.softmax(-1)).sum(-1).mean()
+    one, two = shared.mean((0, 1)).tolist()
+    assert one > 2 * float(by_q[..., 0].mean())
+    assert two > 2 * float(by_q[..., 1].mean())
+    assert one > float(best_rule) - 0.1
+    assert two > float(best_rule)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("error", [0.3, 0.7, 1.5])
+def test_learned_survival_is_calibrated(temperature: float, error: float) -> None:
+    """After learning, candidates that claim a survival are right about that often, class by class.
+
+    The rule assumes Gumbel errors; these are Gaussian, whose tails it overrates where they are large.
+    """
+    sharpness = Sharpness(1, torch.device("cpu"))
+    true, logits, heat = imperfect(temperature, error)
+    for step in range(0, 3000, 10):  # ten rows at a time, one position each
+        part = slice(step, step + 10)
+        some = rank_rows(logits[0, part], heat, sharpness, true[0, part], step)
+        sharpness.learn(some, heat.expand(10), true[0, part].unsqueeze(1))
+    claimed, right = [], []
+    fresh_true, fresh, _ = imperfect(temperature, error, seed=77)
+    got = rank_rows(fresh[0], heat, sharpness, fresh_true[0], 0)
+    for place in range(4):
+        claimed.append(got.weights[:, 0, place].exp())
+        right.append((got.ids[:, 0, place] == fresh_true[0]).float())
+    claims, hits = torch.cat(claimed), torch.cat(right)
+    for low, high in ((0.0, 0.1), (0.1, 0.3), (0.3, 0.6), (0.6, 0.9), (0.9, 1.01)):
+        chosen = (claims >= low) & (claims < high)
+        if int(chosen.sum()) < 100:
+            continue
+        off = float(claims[chosen].mean() - hits[chosen].mean())
+        assert abs(off) < (0.08 if error < 1 else 0.16), (low, high)
+
+
+def rank_rows(
+    logits: Tensor, heat: Tensor, sharpness: Sharpness, true: Tensor, start: int
+) -> Candidates:
+    """Positions [n, V] of one text as n rows, with the noise of their own positions."""
+    n = logits.shape[0]
+    keys, places = torch.zeros(n, dtype=torch.int64), torch.arange(start, start + n)
+
+    def noise(ids: Tensor) -> Tensor:
+        words = noise_words_of(keys, places)
+        drawn = gumbel(hash_tokens(ids[:, 0].to(torch.int32), words), torch.float32)
+        return (drawn * (heat > 0)).unsqueeze(1)
+
+    assert true.shape == (n,)
+    temperature = heat.expand(n)
+    return rank(logits.unsqueeze(1), temperature, noise, sharpness.of(temperature), 128)
+
+
+def test_sharpness_learns_in_the_right_direction() -> None:
+    """Good drafters become sharper, bad ones flatter; greedy and sampled rows apart, and nothing is
+    learned from tokens that were not emitted or were no candidates.
+    """
+    for error, sign in ((0.1, 1), (2.5, -1)):
+        sharpness = Sharpness(2, torch.device("cpu"))
+        before = sharpness.of(torch.tensor([0.0, 1.0])).clone()
+        true, logits, heat = imperfect(1.0, error)
+        for step in range(0, 1000, 10):
+            part = slice(step, step + 10)
+            some = rank_rows(logits[0, part], heat, sharpness, true[0, part], step)
+            both = Candidates(
+                ids=some.ids.expand(-1, 2, -1),
+                scores=some.scores.expand(-1, 2, -1),
+                weights=some.weights.expand(-1, 2, -1),
+            )
+            emitted = torch.stack((true[0, part], torch.full((10,), -1)), dim=1)
+            sharpness.learn(both, heat.expand(10), emitted)
+        after = sharpness.of(torch.tensor([0.0, 1.0]))
+        assert torch.equal(after[0], before[0]), "greedy rows were not seen"
+        assert after[1, 1] == before[1, 1], "the second position was never emitted"
+        assert sign * math.log(after[1, 0] / before[1, 0]) > 0.1
