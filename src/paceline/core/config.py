@@ -129,6 +129,9 @@ class EngineConfig:
         default=None,
         metadata=_doc("a row's bits do not depend on its company; default: on on a CPU"),
     )
+    graphs: bool = field(
+        default=True, metadata=_doc("on a GPU: launch steps as captured CUDA graphs")
+    )
     threads: int | None = field(default=None, metadata=_doc("CPU threads; default: the cores"))
     seed: int | None = field(
         default=None, metadata=_doc("seed from which unseeded requests draw theirs")

@@ -15,6 +15,7 @@ import torch
 from paceline.core.batch import ForwardMode
 from paceline.core.tree import EMPTY, from_proposals, root
 from paceline.engine.control import Control, Drafted
+from paceline.engine.graphs import GraphCache
 from paceline.engine.scheduler import StepPlan
 from paceline.engine.sequence import Phase
 from paceline.engine.step import StepTensors, block_step, extend_step
@@ -47,6 +48,11 @@ class Launcher:
         self._observe = parts.proposer.observe if parts.proposer.observes else None
         self._control = control
         self._stages = stages
+        self._graphs: GraphCache | None = None
+        if parts.device.type == "cuda" and parts.config.graphs:
+            self._graphs = GraphCache(
+                parts.rows, parts.target, num_rows=parts.config.cache.max_rows
+            )
 
     def launch(self, plan: StepPlan) -> Pending:
         """Start the step; its rows have a step in flight until the result is read."""
@@ -67,19 +73,22 @@ class Launcher:
         with self._stages("propose"):
             drafted = self._propose(plan, row_ids)
         started = time.perf_counter()
-        tree, num_tokens = self._tree(plan, drafted, row_ids)
-        tensors = block_step(
-            tree,
-            row_ids,
-            torch.tensor(plan.budgets, dtype=torch.int64, device=self._rows.device),
-            num_tokens,
-            max(len(s.pages) for s in plan.sequences),
-            host_rows,
-            self._rows,
-            self._target,
-            self._stages,
-            self._observe,
-        )
+        num_pages = max(len(s.pages) for s in plan.sequences)
+        tensors = self._plain_step(drafted, host_rows, num_pages)
+        if tensors is None:
+            tree, num_tokens = self._tree(plan, drafted, row_ids)
+            tensors = block_step(
+                tree,
+                row_ids,
+                torch.tensor(plan.budgets, dtype=torch.int64, device=self._rows.device),
+                num_tokens,
+                num_pages,
+                host_rows,
+                self._rows,
+                self._target,
+                self._stages,
+                self._observe,
+            )
         for sequence in plan.sequences:
             sequence.in_flight += 1
         return self._copied(
@@ -91,6 +100,17 @@ class Launcher:
                 propose_seconds=started - asked,
             )
         )
+
+    def _plain_step(
+        self, drafted: Drafted, host_rows: list[int], num_pages: int
+    ) -> StepTensors | None:
+        """A step without drafts as one graph launch, where graphs are captured."""
+        if self._graphs is None or self._observe is not None or drafted.tree is not None:
+            return None
+        if any(p.tokens for p in drafted.proposals):
+            self._graphs.num_eager += 1
+            return None
+        return self._graphs.plain_step(host_rows, num_pages)
 
     def _copied(self, pending: Pending) -> Pending:
         """On a GPU: start copying the results to the host. Nothing waits here."""

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from paceline.kv.pages import PageAllocator
     from paceline.kv.prefix import PrefixCache
 
+_ADMISSION_SHARE = 16  # free rows to wait for: this fraction of all
+_MOST_WAIT = 8  # steps
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
@@ -89,6 +92,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # hold a row; in order of arrival
         self._last_mode = ForwardMode.BLOCK
+        self._admission_batch = max(1, config.max_rows // _ADMISSION_SHARE)
+        self._steps_waited = 0
         self.num_preemptions = 0
 
     @property
@@ -106,7 +111,8 @@ class Scheduler:
         Args:
             max_draft: most draft nodes per row that the drafter may want verified.
         """
-        self._admit()
+        if self._admission_pays():
+            self._admit()
         extends = [s for s in self.running if s.phase is Phase.PREFILL]
         blocks = [s for s in self.running if s.phase is Phase.DECODE and self._may_step(s)]
         if extends and (self._last_mode is ForwardMode.BLOCK or not blocks):
@@ -153,6 +159,20 @@ class Scheduler:
         self._allocator.check_integrity([s.pages for s in self.running])
 
     # -- admission and pages ------------------------------------------------------------------
+
+    def _admission_pays(self) -> bool:
+        """Whether to prefill now, or to wait a few steps for more free rows.
+
+        With many rows a prompt at a time would put a nearly empty prefill before every decode step;
+        the wait is bounded, and with up to 16 rows there is none.
+        """
+        decoding = any(s.phase is Phase.DECODE for s in self.running)
+        self._steps_waited = self._steps_waited + 1 if self.waiting and self._free_rows else 0
+        few = len(self._free_rows) < self._admission_batch
+        if decoding and few and self._steps_waited < _MOST_WAIT:
+            return False
+        self._steps_waited = 0
+        return True
 
     def _admit(self) -> None:
         while self.waiting and self._free_rows:

@@ -182,7 +182,7 @@ def _renumber(mask: Tensor, kept: Tensor, node: Tensor) -> Tensor:
     dev = mask.device
     flat = node.clamp(min=0)
     index = torch.arange(width, device=dev)
-    old = mask.view(batch * width, words)[flat]  # [T, W]
+    old = mask.reshape(batch * width, words)[flat]  # [T, W]
     bits = (old[:, index // _WORD] >> (index % _WORD)) & 1  # [T, N]
     row = torch.div(flat, width, rounding_mode="floor")
     new = (kept.to(torch.int64).cumsum(1) - 1).clamp(min=0)[row]  # [T, N] place in its row
