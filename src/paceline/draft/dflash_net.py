@@ -285,13 +285,14 @@ class DFlashNet(nn.Module):
 
     def _layer_context(self, layer: DFlashLayer, c: Tensor, positions: Tensor) -> KeysValues:
         attention = layer.attention
+        heads, dim = self.config.num_kv_heads, self.config.head_dim
         if isinstance(attention.qkv.weight, Tensor):
             bias = attention.qkv.bias
             rows = slice(attention.qkv.splits[0], None)
             both = ops.linear(c, self._kv_weight(layer), None if bias is None else bias[rows])
         else:  # a packed matrix is not cut; queries are computed and dropped
             both = attention.qkv(c)[:, attention.qkv.splits[0] :]
-        k, v = both.view(c.shape[0], 2, self.config.num_kv_heads, -1).unbind(1)
+        k, v = both.view(c.shape[0], 2, heads, dim).unbind(1)
         assert attention.k_norm is not None, "DFlash norms its keys"
         return self._rotated(attention.k_norm(k), positions), v
 
@@ -311,7 +312,7 @@ class DFlashNet(nn.Module):
         gains = torch.stack([n.weight for n in norms if n is not None]).to(k.dtype)
         k = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
         k = (k * gains[:, None]).to(both.dtype)
-        k = self._rotated(k.view(tokens, -1, dim), positions).view(k.shape)
+        k = self._rotated(k.view(tokens, len(layers) * heads, dim), positions).view(k.shape)
         return [(k[:, i], both[:, i, 1]) for i in range(len(layers))]
 
     def _rotated(self, k: Tensor, positions: Tensor) -> Tensor:
