@@ -75,7 +75,8 @@ def dflash_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor
     """Random tensors of that configuration, under z-lab's names."""
     hidden, inner, dim = (config[k] for k in ("hidden_size", "intermediate_size", "head_dim"))
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    taps = len(config["dflash_config"]["target_layer_ids"])
+    ids = config["dflash_config"].get("target_layer_ids")
+    taps = config["num_hidden_layers"] if ids is None else len(ids)  # the default: one a layer
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (hidden, taps * hidden),
         "hidden_norm.weight": (hidden,),

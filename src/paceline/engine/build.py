@@ -176,6 +176,7 @@ def build_parts(config: EngineConfig, loaded: LoadedModel | None = None) -> Part
         PrefixCache(allocator, cache.page_size, enabled=cache.prefix_cache),
         rows,
         pages_per_row=pages_per_row,
+        scratch=spec.scratch,
     )
     notes = (*loaded.notes, *why, size.note)
     for note in notes:

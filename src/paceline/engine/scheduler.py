@@ -71,7 +71,17 @@ class RowOwner(Protocol):
 
 
 class Scheduler:
-    """Owns the sequences, the free rows and their pages."""
+    """Owns the sequences, the free rows and their pages.
+
+    Args:
+        config: sizes.
+        allocator: of the pool's pages.
+        prefix: pages that are findable by their tokens.
+        owner: who is told of rows and pages that change hands.
+        pages_per_row: most pages of a row.
+        scratch: places after the known ones that drafting itself writes. A row without pages for
+            them has no drafts: its keys would share the dummy page with other rows'.
+    """
 
     def __init__(
         self,
@@ -81,8 +91,10 @@ class Scheduler:
         owner: RowOwner,
         *,
         pages_per_row: int,
+        scratch: int = 0,
     ) -> None:
         self._page = config.page_size
+        self._scratch = scratch
         self._chunk = config.chunk_size
         self._allocator = allocator
         self._prefix = prefix
@@ -295,8 +307,11 @@ class Scheduler:
             cap = sequence.request.params.num_speculative_tokens
             if cap is not None:
                 budget = min(budget, cap)
-            if budget and not self._hold(sequence, known + 1 + budget):
-                budget = min(budget, len(sequence.pages) * self._page - known - 1)
+            if budget:
+                wanted = known + max(1 + budget, self._scratch)
+                self._hold(sequence, min(wanted, self._pages_per_row * self._page))
+                room = len(sequence.pages) * self._page - known
+                budget = min(budget, room - 1) if room >= self._scratch else 0
             planned.append((sequence, budget))
         kept = [(s, b) for s, b in planned if s.phase is Phase.DECODE]
         if not kept:
