@@ -3,8 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -16,27 +15,12 @@ from paceline.sample.rowwise import draw
 from paceline.sample.verifier import verify, verify_device
 from tests.oracle import sampling as oracle
 from tests.oracle import tree as tree_oracle
+from tests.oracle.goodness import chi2
 from tests.oracle.toy import Row, ToyModel, Verify, decode
 
 V = 4
 PROMPT = [1, 2]
 BIG = 151_936
-
-
-def chi2(seen: Iterable[object], law: dict[object, float], n: int) -> float:
-    """Pearson's statistic of `seen` against `law`, in standard deviations from its mean.
-
-    Cells that expect fewer than 5 are put together.
-    """
-    counts = Counter(seen)
-    assert set(counts) <= set(law), "something impossible was emitted"
-    cells = [(counts[c], p * n) for c, p in law.items() if p * n >= 5]
-    rest = [(counts[c], p * n) for c, p in law.items() if p * n < 5]
-    if rest:
-        cells.append((sum(k for k, _ in rest), max(sum(e for _, e in rest), 1e-9)))
-    stat = sum((k - e) ** 2 / e for k, e in cells)
-    df = len(cells) - 1
-    return (stat - df) / math.sqrt(2 * df)
 
 
 def law_of(model: ToyModel, params: SamplingParams, length: int) -> dict[object, float]:
