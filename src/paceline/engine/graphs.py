@@ -46,6 +46,7 @@ class Captured:
 
     graph: torch.cuda.CUDAGraph
     row_ids: Tensor  # [rows] int64, padded with the spare row
+    caps: Tensor  # [rows] int64 zeros; the graph reads its memory, so it must live as long
     tensors: StepTensors
 
 
@@ -118,7 +119,7 @@ class GraphCache:
         with torch.cuda.graph(graph, pool=self._memory):
             tensors = step()
         log.info("captured a step of %d rows and %d pages a row", key.rows, key.pages)
-        return Captured(graph=graph, row_ids=row_ids, tensors=tensors)
+        return Captured(graph=graph, row_ids=row_ids, caps=caps, tensors=tensors)
 
 
 def _ladder(num_rows: int) -> list[int]:
