@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.ops.reference import kv as ops
+from paceline import ops
+from paceline.ops.reference import kv as reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,8 +81,7 @@ class KVPool:
             k: [T, Hkv, D], rope applied.
             v: [T, Hkv, D].
         """
-        ops.write(self.k[layer], slots, k)
-        ops.write(self.v[layer], slots, v)
+        ops.kv_write(self.k[layer], self.v[layer], slots, k, v)
 
     def move(self, src: Tensor, dst: Tensor) -> None:
         """Copy entries from slots `src` to slots `dst` in all layers; all reads precede all writes.
@@ -92,4 +92,4 @@ class KVPool:
             src: [n] int64; -1 moves nothing.
             dst: [n] int64, distinct but for -1; -1 moves nothing.
         """
-        ops.move((self.k, self.v), src, dst)
+        reference.move((self.k, self.v), src, dst)

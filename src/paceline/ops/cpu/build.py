@@ -3,7 +3,8 @@
 A library's name is a hash of the sources, the compiler's version, the flags and the processor's
 features, so it can't go stale or meet a processor that it was not made for. It is written under
 another name and renamed, so that a reader never sees half a file and two processes may compile at
-once. Where the cache can't be written, a temporary folder serves this process alone.
+once. Its digest lies beside it: loading a damaged library would end the process. Where the cache
+can't be written, a temporary folder serves this process alone.
 
 Environment: `PACELINE_CACHE` moves the cache folder; `PACELINE_NATIVE=0` refuses own kernels (to
 look for a fault); `CC` names the compiler.
@@ -85,7 +86,7 @@ def build(
     for tune in _TUNINGS if tuning is None else (tuning,):
         flags = (*_FLAGS, *tune)
         path = folder / f"kernels-{_key(version, flags)}.so"
-        if path.is_file():
+        if _sound(path):
             return Built(path=path, reason=None, compiler=version, flags=flags)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -131,6 +132,15 @@ def _key(version: str, flags: tuple[str, ...]) -> str:
     return digest.hexdigest()[:24]
 
 
+def _sound(path: Path) -> bool:
+    """Whether the library is there, and is what was written."""
+    try:
+        content, digest = path.read_bytes(), path.with_suffix(".sha256").read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return hashlib.sha256(content).hexdigest() == digest
+
+
 def _compile(compiler: list[str], flags: tuple[str, ...], to: Path) -> None:
     """Compile every source, in parallel, link, and rename into place."""
     logger.info("compiling the CPU kernels, once on this machine, to %s", to)
@@ -145,6 +155,9 @@ def _compile(compiler: list[str], flags: tuple[str, ...], to: Path) -> None:
             list(workers.map(one, zip(sources, objects, strict=True)))
         library = Path(scratch) / to.name
         _run([*compiler, *flags, "-shared", *map(str, objects), "-lm", "-o", str(library)])
+        digest = library.with_suffix(".sha256")
+        digest.write_text(hashlib.sha256(library.read_bytes()).hexdigest())
+        digest.replace(to.with_suffix(".sha256"))
         library.replace(to)
 
 

@@ -85,15 +85,7 @@ def native() -> Native | None:
     try:
         return load(found.path)
     except OSError as error:
-        logger.warning(
-            "%s can't be loaded (%s); it is removed and compiled anew", found.path, error
-        )
-        found.path.unlink(missing_ok=True)
-    built.cache_clear()
-    found = built()
-    try:
-        return None if found.path is None else load(found.path)
-    except OSError:
+        logger.warning("own CPU kernels are not used: %s can't be loaded: %s", found.path, error)
         return None
 
 

@@ -34,71 +34,84 @@ typedef struct {
 
 /* ---- scores --------------------------------------------------------------------------------- */
 
-#ifdef __AVX512F__
-/* Lane j of the result is the sum of the lanes of v[j]; every lane by the same tree. */
-INLINE vf sums(const __m512 *v) {
-    __m512 four[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(v[4 * i], v[4 * i + 1]),
-                                 _mm512_unpackhi_ps(v[4 * i], v[4 * i + 1]));
-        __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(v[4 * i + 2], v[4 * i + 3]),
-                                 _mm512_unpackhi_ps(v[4 * i + 2], v[4 * i + 3]));
-        __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
-        four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
-                                _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+/* 16 partial sums of one query head times one key. `pairs`: both bf16, multiplied as they are. */
+INLINE vf dot(const void *q, int64_t q_at, const void *k, int64_t slot, int64_t width,
+              const int q_dtype, const int dtype, const int pairs) {
+#ifdef __AVX512BF16__
+    if (pairs) {
+        const uint16_t *a = (const uint16_t *)q + q_at, *b = (const uint16_t *)k + slot * width;
+        __m512 sum = _mm512_setzero_ps();
+        int64_t i = 0;
+        for (; i + 32 <= width; i += 32)
+            sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(a + i),
+                                   (__m512bh)_mm512_loadu_si512(b + i));
+        if (i < width)
+            sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_maskz_loadu_epi16(0xffff, a + i),
+                                   (__m512bh)_mm512_maskz_loadu_epi16(0xffff, b + i));
+        return (vf)sum;
     }
-#define FOLD(a, b) _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd))
-    return (vf)FOLD(FOLD(four[0], four[1]), FOLD(four[2], four[3]));
+#endif
+    (void)pairs;
+    vf sum = {0};
+    for (int64_t i = 0; i < width; i += VL)
+        sum = fma16(load(q, q_at + i, q_dtype), load(k, slot * width + i, dtype), sum);
+    return sum;
+}
+
+#ifdef __AVX512F__
+/* Lane 4h + j of the result: the sum of v_j over the h-th four lanes; all by the same tree. */
+INLINE __m512 fold4(vf v0, vf v1, vf v2, vf v3) {
+    __m512 a = _mm512_add_ps(_mm512_unpacklo_ps((__m512)v0, (__m512)v1),
+                             _mm512_unpackhi_ps((__m512)v0, (__m512)v1));
+    __m512 b = _mm512_add_ps(_mm512_unpacklo_ps((__m512)v2, (__m512)v3),
+                             _mm512_unpackhi_ps((__m512)v2, (__m512)v3));
+    __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+}
+
+INLINE __m512 fold2(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
 }
 #endif
 
-/* Scores of one query head against 16 keys. `pairs`: both are bf16, multiplied as they are. */
+/* Scores of one query head against 16 keys: lane j is key j's. */
 INLINE vf scores16(const void *q, int64_t q_at, const void *k, const int64_t *slots, int64_t width,
                    const int q_dtype, const int dtype, const int pairs) {
+#define DOT(j) dot(q, q_at, k, slots[j], width, q_dtype, dtype, pairs)
 #ifdef __AVX512F__
-    __m512 part[VL];
-#ifdef __AVX512BF16__
-    if (pairs) {
-        const uint16_t *a = (const uint16_t *)q + q_at;
-#pragma GCC unroll 16
-        for (int j = 0; j < VL; j++) {
-            const uint16_t *b = (const uint16_t *)k + slots[j] * width;
-            __m512 sum = _mm512_setzero_ps();
-            int64_t i = 0;
-            for (; i + 32 <= width; i += 32)
-                sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(a + i),
-                                       (__m512bh)_mm512_loadu_si512(b + i));
-            if (i < width)
-                sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_maskz_loadu_epi16(0xffff, a + i),
-                                       (__m512bh)_mm512_maskz_loadu_epi16(0xffff, b + i));
-            part[j] = sum;
-        }
-        return sums(part);
-    }
-#endif
-#pragma GCC unroll 16
-    for (int j = 0; j < VL; j++) {
-        vf sum = {0};
-        for (int64_t i = 0; i < width; i += VL)
-            sum = fma16(load(q, q_at + i, q_dtype), load(k, slots[j] * width + i, dtype), sum);
-        part[j] = (__m512)sum;
-    }
-    return sums(part);
+    __m512 a = fold4(DOT(0), DOT(1), DOT(2), DOT(3)), b = fold4(DOT(4), DOT(5), DOT(6), DOT(7));
+    __m512 low = fold2(a, b);
+    a = fold4(DOT(8), DOT(9), DOT(10), DOT(11));
+    b = fold4(DOT(12), DOT(13), DOT(14), DOT(15));
+    return (vf)fold2(low, fold2(a, b));
 #else
-    (void)pairs;
     vf out;
-    for (int j = 0; j < VL; j++) {
-        vf sum = {0};
-        for (int64_t i = 0; i < width; i += VL)
-            sum = fma16(load(q, q_at + i, q_dtype), load(k, slots[j] * width + i, dtype), sum);
-        out[j] = lane_sum(sum);
-    }
+    for (int j = 0; j < VL; j++) out[j] = lane_sum(DOT(j));
     return out;
 #endif
 }
 
 /* ---- one tile ------------------------------------------------------------------------------- */
+
+/* 32 bf16 as their even elements, then their odd ones: half the instructions of keeping the order.
+ * Outputs of whole 64s are in this order until they are stored. */
+INLINE void load_halves(const void *base, int64_t i, vf *to) {
+    vu both;
+    memcpy(&both, (const uint16_t *)base + i, 64);
+    to[0] = (vf)(both << 16);
+    to[1] = (vf)(both & 0xffff0000u);
+}
+
+INLINE void store_halves(void *base, int64_t i, vf even, vf odd) {
+    uint16_t a[VL], b[VL], *to = (uint16_t *)base + i;
+    store(a, 0, even, BF16);
+    store(b, 0, odd, BF16);
+    for (int j = 0; j < VL; j++) {
+        to[2 * j] = a[j];
+        to[2 * j + 1] = b[j];
+    }
+}
 
 /* out[h] = out[h] * fix[h] + sum over keys of p[h] * v, for H heads and N vectors of 16 features. */
 #define VALUES(H, N)                                                                             \
@@ -109,7 +122,12 @@ INLINE vf scores16(const void *q, int64_t q_at, const void *k, const int64_t *sl
                 sum[h][n] = *(vf *)(out + (head + h) * width + i + n * VL) * splat(fix[head + h]); \
         for (int64_t j = 0; j < keys; j++) {                                                     \
             vf part[N];                                                                          \
-            for (int n = 0; n < N; n++) part[n] = load(v, slots[j] * width + i + n * VL, dtype); \
+            if (pairs && N == 4) {                                                               \
+                load_halves(v, slots[j] * width + i, part);                                      \
+                load_halves(v, slots[j] * width + i + 32, part + 2);                             \
+            } else                                                                               \
+                for (int n = 0; n < N; n++)                                                      \
+                    part[n] = load(v, slots[j] * width + i + n * VL, dtype);                     \
             for (int h = 0; h < H; h++) {                                                        \
                 vf weight = splat(p[(head + h) * KEYS + j]);                                     \
                 for (int n = 0; n < N; n++) sum[h][n] = fma16(weight, part[n], sum[h][n]);       \
@@ -119,16 +137,32 @@ INLINE vf scores16(const void *q, int64_t q_at, const void *k, const int64_t *sl
             for (int n = 0; n < N; n++) *(vf *)(out + (head + h) * width + i + n * VL) = sum[h][n]; \
     }
 
+/* Slots of the tile after this one. Pages are scattered and no hardware guesses them, so they are
+ * asked for while this tile is computed, sixteen at a time: more at once would wait for each other. */
+typedef struct {
+    const int64_t *slots;
+    int64_t count;
+} Ahead;
+
+INLINE void fetch(const Ahead *ahead, int64_t g, const void *base, int64_t bytes) {
+    const int64_t last = min64(ahead->count, (g + 1) * VL);
+    for (int64_t n = g * VL; n < last; n++)
+        for (int64_t b = 0; b < bytes; b += 64)
+            __builtin_prefetch((const char *)base + ahead->slots[n] * bytes + b, 0, 2);
+}
+
 /* State of a query: most[heads], total[heads], out[heads][width]. p: [heads][KEYS] of room. */
 INLINE void tile(const void *q, int64_t q_at, const void *k, const void *v, const int64_t *slots,
                  int64_t keys, int64_t heads, int64_t width, float scale, float *most, float *total,
-                 float *out, float *p, float *fix, const int q_dtype, const int dtype,
-                 const int pairs) {
+                 float *out, float *p, float *fix, const Ahead *ahead, const int q_dtype,
+                 const int dtype, const int pairs) {
     const vf lowest = splat(-INFINITY);
     const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int64_t h = 0; h < heads; h++) {
         vf s[KEYS / VL], top = lowest;
         for (int64_t g = 0; g * VL < keys; g++) {
+            if (h == 0) fetch(ahead, g, k, width * size_of(dtype));
+            if (h == heads / 2) fetch(ahead, g, v, width * size_of(dtype));
             vf x = scores16(q, q_at + h * width, k, slots + g * VL, width, q_dtype, dtype, pairs);
             vi real = lane < (vi){0} + (int32_t)(keys - g * VL);
             x = x * splat(scale);
@@ -168,15 +202,15 @@ INLINE void tile(const void *q, int64_t q_at, const void *k, const void *v, cons
 }
 
 typedef void (*TileFn)(const void *, int64_t, const void *, const void *, const int64_t *, int64_t,
-                       int64_t, int64_t, float, float *, float *, float *, float *, float *, int,
-                       int);
+                       int64_t, int64_t, float, float *, float *, float *, float *, float *,
+                       const Ahead *, int, int);
 #define TILE(NAME, WIDTH, Q, K, PAIRS)                                                          \
     static void NAME(const void *q, int64_t q_at, const void *k, const void *v,                 \
                      const int64_t *slots, int64_t keys, int64_t heads, int64_t width,          \
                      float scale, float *most, float *total, float *out, float *p, float *fix,  \
-                     int q_dtype, int dtype) {                                                  \
-        tile(q, q_at, k, v, slots, keys, heads, WIDTH, scale, most, total, out, p, fix, Q, K,   \
-             PAIRS);                                                                            \
+                     const Ahead *ahead, int q_dtype, int dtype) {                              \
+        tile(q, q_at, k, v, slots, keys, heads, WIDTH, scale, most, total, out, p, fix, ahead,  \
+             Q, K, PAIRS);                                                                            \
         (void)width, (void)q_dtype, (void)dtype;                                                \
     }
 TILE(tile_bf16_64, 64, BF16, BF16, 1)
@@ -198,6 +232,19 @@ static TileFn tile_for(const Plan *p) {
 INLINE int64_t slot_of(const Plan *p, int64_t row, int64_t place) {
     const int64_t page = p->pages[row * p->pages_stride + place / p->page_size];
     return page * p->page_size + place % p->page_size;
+}
+
+/* Slots of `count` places from `start` on, run by run: one division a tile, none a key. */
+INLINE void slots_of(const Plan *p, int64_t row, int64_t start, int64_t count, int64_t *to) {
+    if (count <= 0) return;
+    const int32_t *page = p->pages + row * p->pages_stride + start / p->page_size;
+    int64_t within = start % p->page_size;
+    for (int64_t n = 0; n < count; page++, within = 0) {
+        const int64_t base = *page * p->page_size + within;
+        const int64_t run = min64(p->page_size - within, count - n);
+        for (int64_t i = 0; i < run; i++) to[n + i] = base + i;
+        n += run;
+    }
 }
 
 /* Places of the tail that query `t` of a masked pass sees, in order; returns how many.
@@ -244,8 +291,9 @@ static void work(void *job, int64_t item) {
     const int64_t pool_bytes = kv * p->pool_head * size_of(p->pool_dtype);
     const char *k = (const char *)j->k + pool_bytes, *v = (const char *)j->v + pool_bytes;
     const TileFn tile_fn = tile_for(p);
-    int64_t last[QUERIES], least[QUERIES], from = INT64_MAX, until = 0;
-    int64_t shared[KEYS + VL], mixed[KEYS + VL];
+    const int halves = p->q_dtype == BF16 && p->pool_dtype == BF16;
+    int64_t last[QUERIES], least[QUERIES], first_place = INT64_MAX, until = 0;
+    int64_t tile_a[KEYS], tile_b[KEYS], mixed[KEYS + VL], *next = tile_a;
     /* One piece of memory: outputs and weights first, which need 64-byte places. */
     const int64_t state = group * width + 2 * group;
     const int64_t room = (QUERIES * state + group * KEYS + group) * 4 + 64;
@@ -265,7 +313,7 @@ static void work(void *job, int64_t item) {
         last[i] = prefix + tail;
         least[i] = j->window > 0 ? max64(0, p->positions[t] - j->window + 1) : 0;
         if (p->mask && j->window > 0) least[i] = min64(least[i], prefix) + hidden;
-        from = min64(from, least[i]);
+        first_place = min64(first_place, least[i]);
         until = max64(until, last[i]);
         for (int64_t h = 0; h < group; h++) {
             most[i * group + h] = -INFINITY;
@@ -274,9 +322,14 @@ static void work(void *job, int64_t item) {
     }
     memset(out, 0, (size_t)(count * group * width) * 4);
 
-    for (int64_t start = from / KEYS * KEYS; start < until; start += KEYS) {
-        const int64_t filled = min64(KEYS, shared_len - start);
-        for (int64_t n = 0; n < filled; n++) shared[n] = slot_of(p, row, start + n);
+    const int64_t begin = first_place / KEYS * KEYS;
+    slots_of(p, row, begin, min64(KEYS, shared_len - begin), next);
+    for (int64_t start = begin; start < until; start += KEYS) {
+        int64_t *const shared = next;
+        next = shared == tile_a ? tile_b : tile_a;
+        const int64_t soon = min64(KEYS, shared_len - start - KEYS);
+        slots_of(p, row, start + KEYS, soon, next);
+        Ahead ahead = {next, max64(soon, 0)};
         for (int64_t i = 0; i < count; i++) {
             const int64_t a = max64(least[i], start), b = min64(last[i], start + KEYS);
             if (a >= b) continue;
@@ -289,7 +342,8 @@ static void work(void *job, int64_t item) {
             for (int64_t n = keys; n < padded; n++) mixed[n] = mixed[keys - 1];
             tile_fn(j->q, ((first + i) * p->q_heads + kv * group) * width, k, v, mixed, keys, group,
                     width, j->scale, most + i * group, total + i * group, out + i * group * width,
-                    weights, fix, p->q_dtype, p->pool_dtype);
+                    weights, fix, &ahead, p->q_dtype, p->pool_dtype);
+            ahead.count = 0;
         }
     }
 
@@ -298,9 +352,14 @@ static void work(void *job, int64_t item) {
             const float sum = total[i * group + h];
             const vf inverse = splat(sum == 0 ? 0 : 1.0f / sum);
             const int64_t to = ((first + i) * p->q_heads + kv * group + h) * width;
-            for (int64_t d = 0; d < width; d += VL)
-                store(j->out, to + d, *(vf *)(out + (i * group + h) * width + d) * inverse,
-                      p->q_dtype);
+            const float *from = out + (i * group + h) * width;
+            int64_t d = 0;
+            if (halves)
+                for (; d + 64 <= width; d += 64)
+                    for (int n = 0; n < 64; n += 32)
+                        store_halves(j->out, to + d + n, *(vf *)(from + d + n) * inverse,
+                                     *(vf *)(from + d + n + VL) * inverse);
+            for (; d < width; d += VL) store(j->out, to + d, *(vf *)(from + d) * inverse, p->q_dtype);
         }
     free(memory);
 }
