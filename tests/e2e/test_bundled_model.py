@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +26,26 @@ def test_the_default_model_answers(capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     row = json.loads(captured.out)
     assert "Paris" in row["text"], captured.err
+
+
+def test_the_default_model_is_lossless_as_it_comes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In its default precision: drafts, temperatures and company change no token of the real model."""
+    prompts = [
+        "Repeat this exactly, twice: one red fox, two red foxes, three red foxes, four red foxes.",
+        "Name three colours, then name them again.",
+    ]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
+    options = ["--max-tokens", "32", "--max-len", "256", "--threads", "1", "--concurrency", "2"]
+    specs = ["--spec", "ngram", "--spec", "suffix", "--no-adaptive"]
+    code = main(["check", "lossless", str(file), *options, *specs])
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    results = json.loads(captured.out.splitlines()[-1])["results"]
+    assert {(r["spec"], r["temperature"]) for r in results} == {
+        (spec, temperature) for spec in ("ngram", "suffix") for temperature in (0.0, 1.0)
+    }
+    assert all(r["num_equal"] == r["num_prompts"] == 2 for r in results)
+    assert all(r["accept_length"] > 1.2 for r in results if r["temperature"] == 0.0), captured.err

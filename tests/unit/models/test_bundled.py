@@ -11,7 +11,11 @@ from torch import nn
 
 from paceline import models
 from paceline.api.tokenizer import Tokenizer
+from paceline.core.config import CacheConfig, DraftConfig, EngineConfig
+from paceline.core.request import Request, SamplingParams
+from paceline.engine.engine import Engine
 from tests.dense import logits
+from tests.engine.harness import run
 from tests.tiny_gguf import NAMES
 from tests.tiny_tokenizers import bundled_file
 
@@ -102,12 +106,17 @@ def test_the_bundled_model_is_what_its_card_says(bundled: models.LoadedModel) ->
 
 @pytest.mark.slow
 def test_the_bundled_model_answers_as_in_transformers(bundled: models.LoadedModel) -> None:
-    """Greedy answers to 20 prompts are token for token those of the same file in transformers, float32."""
+    """Greedy answers to 20 prompts are token for token those of the same file in transformers, float32:
+    the network's by dense attention, and the engine's through pages, batches and drafts.
+    """
     transformers = pytest.importorskip("transformers", reason="transformers is the oracle")
     file = bundled.files.path
     theirs = in_transformers(transformers, file)
     tokenizer = Tokenizer.from_files(file)
-    answers = []
+    answers: list[str] = []
+    expected_ids: dict[str, list[int]] = {}
+    jobs: list[Request] = []
+    params = SamplingParams(temperature=0.0, max_tokens=16)
     for question in QUESTIONS:
         prompt = tokenizer.encode_chat([{"role": "user", "content": question}])
         with torch.inference_mode():
@@ -123,7 +132,19 @@ def test_the_bundled_model_answers_as_in_transformers(bundled: models.LoadedMode
         found = logits(bundled.net, out.tolist())
         assert found[len(prompt) - 1 : -1].argmax(-1).tolist() == out[len(prompt) :].tolist()
         answers.append(tokenizer.decode(out[len(prompt) :].tolist()))
+        expected_ids[question] = out[len(prompt) :].tolist()
+        jobs.append(Request(id=question, prompt_ids=prompt, params=params, stop_ids=frozenset({2})))
     with torch.inference_mode():
         expected = theirs(out[None]).logits[0]
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
     assert "Paris" in answers[0]
+    config = EngineConfig(
+        dtype="float32",
+        weights="bf16",
+        device="cpu",
+        threads=1,
+        cache=CacheConfig(max_len=256, max_rows=4),
+        draft=DraftConfig(method="suffix", adaptive=False),
+    )
+    done = run(Engine.build(config, loaded=bundled), jobs)
+    assert {name: outcome.tokens for name, outcome in done.items()} == expected_ids
