@@ -59,6 +59,7 @@ _COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "check": ("paceline.cli.check:CHECKS", ()),
+    "train": ("paceline.cli.train:TRAINERS", ()),
     "doctor": ("paceline.cli.doctor:doctor", ("paceline doctor", "paceline doctor --json")),
     "demo": ("paceline.cli.demo:demo", ("paceline demo", 'paceline demo "Repeat: a b c"')),
 }
