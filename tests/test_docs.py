@@ -56,6 +56,9 @@ def test_the_prompt_samples_are_whole() -> None:
         ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag"), 10
     )
     assert all(q["turns"] and {"question_id", "category", "turns"} <= q.keys() for q in questions)
+    copies = records(folder / "copy.jsonl")
+    assert len(copies) == 24
+    assert all(c["turns"] and {"question_id", "category", "turns"} <= c.keys() for c in copies)
     problems = records(folder / "human_eval.jsonl")
     fields = {"task_id", "prompt", "entry_point", "canonical_solution", "test"}
     assert len(problems) == len({p["task_id"] for p in problems}) == 40
