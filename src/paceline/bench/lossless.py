@@ -2,7 +2,8 @@
 
 Where they are not, the first difference is shown with the gap between the two best logits there: a
 tiny gap means that rounding flipped the choice, a large one means a fault. (Log-probabilities and
-logits of one place differ by a constant, so their gaps are equal.)
+logits of one place differ by a constant, so their gaps are equal.) Above temperature 0 the choice is
+among logits with noise added, so rounding can also flip one whose gap without noise is large.
 """
 
 from __future__ import annotations

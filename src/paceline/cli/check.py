@@ -59,7 +59,8 @@ def lossless(
     """Compare a drafter's tokens with autoregressive tokens; exit code 1 where they differ.
 
     The first difference is shown with the gap between the two best logits there: a tiny gap means
-    that rounding flipped the choice. One JSON record is the last line of stdout.
+    that rounding flipped the choice (above temperature 0 noise is added to both, so the gap says
+    less). One JSON record is the last line of stdout.
     """
     problems = [
         f"--{name} {value} must be >= 1"
