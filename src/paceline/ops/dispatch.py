@@ -6,7 +6,6 @@ pure function of (op, device type, dtype) on one machine, and is remembered.
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,9 +100,22 @@ def explain(op: str, device_type: str, dtype: torch.dtype) -> list[Choice]:
     return choices
 
 
-@functools.cache
+_chosen: dict[tuple[str, str, torch.dtype], Op] = {}
+
+
 def implementation(op: str, device_type: str, dtype: torch.dtype) -> Op:
-    """Return the first implementation of `op` that does not refuse."""
+    """Return the first implementation of `op` that does not refuse.
+
+    Remembered in a plain dict: torch.compile follows a look-up, but breaks off at an import behind
+    functools.cache. What is compiled should have run once before.
+    """
+    found = _chosen.get((op, device_type, dtype))
+    if found is None:
+        found = _chosen[op, device_type, dtype] = _choose(op, device_type, dtype)
+    return found
+
+
+def _choose(op: str, device_type: str, dtype: torch.dtype) -> Op:
     for line in OPS[op]:
         if _reason(line, device_type, dtype) is None:
             return _load(line.target)

@@ -19,6 +19,7 @@ from paceline.core.errors import ConfigError
 from paceline.draft.base import TargetInfo
 from paceline.draft.dflash_config import DFlashConfig, default_taps
 from paceline.draft.dflash_net import DFlashNet
+from paceline.ops.dispatch import implementation
 from paceline.train.attend import Blocks, PackedCausal, block_pass, packed_pass
 from paceline.train.losses import RowWeights, best_tokens, block_loss
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_NUM_TAPS = 5  # the paper's; more than that won little there
 _INIT_STD = 0.02
+_OPS = ("linear", "rms_norm", "add_rms_norm", "rope", "silu_mul")  # what both networks call
 _LEAST_EMBEDDING = 1e-3  # of a mask's largest number; one that is smaller says nothing
 
 
@@ -157,6 +159,8 @@ class DFlashTask:
         self._features: Callable[[Batch], Tensor] = self._run_target
         self._hidden: Callable[[Batch, Tensor], Tensor] = self._run_net
         if compiled:
+            for op in _OPS:  # chosen now: the compiler follows no imports
+                implementation(op, target.device.type, target.dtype)
             # Shapes never change, so nothing is compiled twice.
             self._features = cast(
                 "Callable[[Batch], Tensor]", torch.compile(self._run_target, dynamic=False)
