@@ -15,7 +15,8 @@ from paceline.sample.options import SamplingTable
 from paceline.sample.verifier import verify, verify_device
 from tests.oracle import sampling as oracle
 from tests.oracle import tree as tree_oracle
-from tests.oracle.toy import Propose, Row, ToyModel, Verify, decode
+from tests.oracle.toy import Row, ToyModel, Verify, decode
+from tests.oracle.toy_drafters import drafting, of_paths, once
 
 V = 23
 BOTH = [verify, verify_device]
@@ -48,39 +49,6 @@ def host(*args: object) -> Verdict:
     """`verify` drops `host_rows` on a CPU; the same call without the switch."""
     tree, selection, hidden, head, table, rows, lens, _host_rows, allowed = args
     return verify_host(tree, selection, hidden, head, table, rows, lens, allowed)
-
-
-def drafting(model: ToyModel, rng: random.Random, nodes: int) -> Propose:
-    """A drafter that is right often enough: random trees over each text's likeliest tokens."""
-
-    def propose(text: Sequence[int]) -> Proposal:
-        shape = tree_oracle.random_proposal(rng, rng.randint(0, nodes), 1)
-        paths: list[list[int]] = []
-        for parent in shape.parents:
-            above = paths[parent] if parent >= 0 else []
-            logits = model.table[model.hidden([*text, *above])]
-            best = logits.topk(4).indices.tolist()
-            paths.append(
-                [*above, best[0] if rng.random() < 0.6 else rng.choice([*best, rng.randrange(V)])]
-            )
-        return Proposal(tokens=[p[-1] for p in paths], parents=shape.parents, scores=shape.scores)
-
-    return propose
-
-
-def once(prop: Proposal, at: int) -> Propose:
-    """Proposes when the text has a certain length, and nothing otherwise."""
-    return lambda text: prop if len(text) == at else EMPTY
-
-
-def of_paths(paths: set[tuple[int, ...]], rng: random.Random) -> Proposal:
-    """The tree that holds these paths (closed under prefixes), siblings in random order."""
-    order = sorted(paths, key=lambda p: (len(p), rng.random()))
-    return Proposal(
-        tokens=[p[-1] for p in order],
-        parents=[order.index(p[:-1]) if len(p) > 1 else -1 for p in order],
-        scores=[-1.0 * len(p) for p in order],
-    )
 
 
 def rows_of(model: ToyModel, params: dict[str, Any], rng: random.Random | None) -> list[Row]:
