@@ -65,7 +65,7 @@ def record(story: Story) -> dict[str, object]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "device": story.device,
-        "command": story.command,
+        "command": _without_folders(story.command),
         "settings": as_json(story.settings),
         "steps": story.journey.step,
         "anchors": story.journey.num_anchors,
@@ -130,7 +130,7 @@ cross-entropy weighed by {weighed} (gamma {settings.gamma:g}); AdamW, learning r
 steps of warm-up, cosine to zero, gradient norm at most {settings.clip:g}; seed {settings.seed}.
 {journey.seconds / 3600:.2f} hours of training on {story.device}.
 
-    {story.command}
+    {_without_folders(story.command)}
 
 ## Licences
 
@@ -138,3 +138,8 @@ The weights are the project's own work under its licence (Apache-2.0). They were
 target, whose licence applies to the target; the prompts' licences are in the table above. No prompt text is
 part of the weights' files.
 """
+
+
+def _without_folders(command: str) -> str:
+    """A command with the last part of absolute paths only: where they lay concerns nobody."""
+    return " ".join(w.rsplit("/", 1)[-1] if w.startswith("/") else w for w in command.split(" "))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 60.0
 _LEAST_TOKENS = 8  # of an answer that time cut off, and of a prompt of the target's own
-_SPARE = 4  # a quarter more requests than rows wait in the engine, so that no row stays empty
+_WAVE = 16  # rows are filled when a sixteenth of them is free: prefills are few and large
 OWN_GROUP = "own"
 
 
@@ -101,6 +102,7 @@ class Generator:
         )
         self._header = user_turn_header(tokenizer) if settings.own_share > 0 else []
         self._open: dict[str, _Open] = {}
+        self._ready: deque[tuple[Job, list[int], bool, str]] = deque()  # prompts made, not asked
         self.counts = Counts()
 
     def run(self, jobs: JobList, goal: int, deadline: float | None, progress: Progress) -> None:
@@ -140,9 +142,18 @@ class Generator:
         progress("generate", self.counts.tokens, goal, self.counts.describe())
 
     def _feed(self, jobs: Iterator[Job]) -> None:
-        """Keep the engine's queue filled."""
+        """Fill the engine's rows in waves.
+
+        A prefill costs a step whatever its size, and decoding rows wait for it; one after every
+        step, for the few rows that have just ended, would cost a third of the speed.
+        """
         rows = self._engine.config.cache.max_rows
-        while len(self._open) < rows + max(rows // _SPARE, 1):
+        if rows - len(self._open) < max(rows // _WAVE, 1):
+            return
+        while len(self._open) < rows:
+            if self._ready:
+                self._ask(*self._ready.popleft())
+                continue
             job = next(jobs, None)
             if job is None:
                 return
@@ -219,7 +230,8 @@ class Generator:
             self.counts.own_refused += 1
             return
         self.counts.own_prompts += 1
-        self._ask(entry.job, ids, is_held_out(ids, self._settings.held_out), entry.group)
+        held_out = is_held_out(ids, self._settings.held_out)
+        self._ready.append((entry.job, ids, held_out, entry.group))
 
     def _store(self, entry: _Open) -> None:
         self._writer.add(

@@ -114,6 +114,8 @@ def finish(run: Run) -> None:
         OSError: the disk is full; an earlier export is still whole.
     """
     candidates = [name for name in ("best", "last") if (run.folder / name).is_dir()]
+    if candidates and (journey := load_journey(run.folder / STATE)).best_step == journey.step:
+        candidates = ["best"]  # the last is the best
     if not candidates:
         msg = f"{run.folder} holds no trained drafter yet; run the stage 'train' first"
         raise ConfigError(msg)
@@ -127,7 +129,6 @@ def finish(run: Run) -> None:
     net = dflash_checkpoint.load_plain(run.folder / chosen, info, dtype=torch.bfloat16)
     folder = run.folder / "export"
     dflash_checkpoint.save(net, folder, dtype=torch.bfloat16, shard_bytes=SHARD_BYTES)
-    journey = load_journey(run.folder / STATE)
     curve = Curve(run.folder / CURVE, journey.step)
     for name, length in scores.items():
         curve.add("engine", journey.step, candidate=name, accept_length=round(length, 4))
