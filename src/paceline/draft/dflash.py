@@ -91,10 +91,9 @@ class DFlashBlock:
         """Run the block for rows [B] and rank at least `count` tokens for each position."""
         temperature = self._runtime.temperature(rows)
         hidden = self._hidden(rows)
-        count = max(count, _GREEDY)
-        # Reading this is free on a CPU, where sorting more candidates than needed is not.
-        if not (temperature.is_cpu and not bool((temperature > 0).any())):
-            count = max(count, SAMPLED)
+        # Reading this is free on a CPU, where ranking more candidates than needed is not.
+        greedy = temperature.is_cpu and not bool((temperature > 0).any())
+        count = max(count, _GREEDY if greedy else SAMPLED)
         places = self._runtime.lens(rows).unsqueeze(1) + self._steps  # of the tokens proposed
         owners = rows.unsqueeze(1).expand_as(places)
         sharpness = self._sharpness.of(temperature)
@@ -109,7 +108,8 @@ class DFlashBlock:
 
             logits = self.net.logits(hidden[mine].flatten(0, 1)).view(*hidden[mine].shape[:2], -1)
             kept = min(count, logits.shape[-1])
-            parts.append(rank(logits, temperature[mine], noise, sharpness[mine], kept))
+            asks = None if greedy else noise
+            parts.append(rank(logits, temperature[mine], asks, sharpness[mine], kept))
         found = Candidates.cat(parts)
         self._asked = (rows, temperature, found)
         return found

@@ -72,6 +72,23 @@ def test_few_candidates_keep_the_vocabulary_in_their_weights() -> None:
     assert bool((found(logits, torch.ones(2), 64).weights.exp().sum(-1) <= 1.0001).all())
 
 
+@pytest.mark.parametrize("vocab", [4096, 4100])
+def test_the_largest_of_many_are_found_in_two_stages(vocab: int) -> None:
+    """What a CPU does to find few of many is `topk`, whether or not the vocabulary divides evenly; and
+    a batch known to be greedy is ranked as one that merely is.
+    """
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(2, 3, vocab, generator=generator) * 4
+    logits[0, 0, 130:140] = 30.0  # the best ones in one block
+    for count in (1, 10, 16, 40):
+        got = rank(logits, torch.zeros(2), None, torch.ones(2, 3), count)
+        assert torch.equal(got.scores, logits.topk(count).values)
+        assert torch.equal(logits.gather(-1, got.ids), got.scores)
+        again = rank(logits, torch.zeros(2), torch.zeros_like, torch.ones(2, 3), count)
+        assert torch.equal(again.ids, got.ids)
+        torch.testing.assert_close(got.weights, logits.log_softmax(-1).gather(-1, got.ids))
+
+
 def test_a_perfect_drafter_is_always_right() -> None:
     """A drafter with the target's own logits proposes the target's own sample, at any temperature."""
     logits, temperature = logits_of(4, 50), torch.tensor([0.0, 0.3, 0.7, 1.0])
