@@ -172,7 +172,7 @@ def _plain(value: object, where: str) -> _Data:
 def _compile(source: str) -> jinja2.Template:
     try:
         return _environment().from_string(source)
-    except jinja2.TemplateError as error:
+    except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError) as error:
         msg = (
             f"the model's chat template does not parse: {error}; Jinja with the extensions of "
             "transformers is possible; repair the template in the model's files or pass another one"

@@ -16,14 +16,22 @@ import logging
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from typing import TYPE_CHECKING, Protocol, Self
 
 from paceline.api.completion import Completion
 from paceline.api.loop import EngineLoop, Steppable
 from paceline.api.options import engine_config
-from paceline.api.prompts import Params, Prompt, as_conversations, as_prompts, one_each
+from paceline.api.prompts import (
+    Params,
+    Prompt,
+    as_conversations,
+    as_prompts,
+    one_each,
+    template_variables,
+)
 from paceline.api.results import Chunk, Result
 from paceline.api.submission import Item, Submitted, opened
 from paceline.core.request import SamplingParams
@@ -161,11 +169,10 @@ class LLM:
             TemplateError: the model has no chat template, or it refused the messages.
             RequestError, EngineStoppedError: as for `generate`.
         """
+        variables = template_variables(chat_template_kwargs)
         prompts = [
             self.tokenizer.encode_chat(
-                conversation,
-                add_generation_prompt=add_generation_prompt,
-                **cast("dict[str, Any]", dict(chat_template_kwargs or {})),
+                conversation, add_generation_prompt=add_generation_prompt, **variables
             )
             for conversation in as_conversations(messages)
         ]
@@ -208,7 +215,7 @@ class LLM:
         with Submitted(
             self._loop,
             completions,
-            lambda item: events.call_soon_threadsafe(inbox.put_nowait, item),
+            partial(_hand_over, events, inbox),
         ) as seeds:
             await asyncio.wrap_future(seeds)
             while left:
@@ -259,6 +266,15 @@ class LLM:
                 for sample in range(param.n)
             ]
         return found
+
+
+def _hand_over(events: asyncio.AbstractEventLoop, inbox: asyncio.Queue[Item], item: Item) -> None:
+    """Put an item from the engine's thread; where the event loop has ended, nobody waits for it."""
+    try:
+        events.call_soon_threadsafe(inbox.put_nowait, item)
+    except RuntimeError:
+        if not events.is_closed():
+            raise
 
 
 def _thread_setting(config: EngineConfig) -> Callable[[], object]:

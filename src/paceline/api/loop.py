@@ -207,10 +207,10 @@ class EngineLoop(Generic[E]):
             try:
                 for request in command.requests:
                     seeds.append(self._engine.add(request))  # noqa: PERF401 (counted below)
-            except RequestError as error:
+            except Exception as error:
                 for request in command.requests[: len(seeds)]:
                     self._engine.abort(request.id)
-                if count == 1:
+                if count == 1 or not isinstance(error, RequestError):
                     raise
                 msg = f"request {len(seeds) + 1} of {count}: {error}"
                 raise type(error)(msg) from error

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-import math
+import sys
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -165,7 +165,7 @@ def _speculative(given: object) -> tuple[dict[str, Any], list[str]]:
     if isinstance(given, str):
         try:
             given = json.loads(given)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             return {}, [f"the speculative config is not JSON ({error}); write it as {_EXAMPLE}"]
     if not isinstance(given, Mapping):
         return {}, [f"the speculative config must be a JSON object like {_EXAMPLE}"]
@@ -216,7 +216,7 @@ def _accepts(value: object, annotation: object) -> bool:
     if isinstance(value, bool):
         return False
     if annotation is float:
-        return isinstance(value, int | float) and math.isfinite(value)
+        return isinstance(value, int | float) and abs(value) <= sys.float_info.max
     return annotation is int and isinstance(value, int)
 
 

@@ -101,7 +101,7 @@ def _read_json(file: Path) -> Json:
         data = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         msg = f"cannot read {file}: {error}; a JSON object is needed; download the file again"
         raise ModelError(msg) from error
     if not isinstance(data, dict):
@@ -201,5 +201,9 @@ def _chat_templates(folder: Path, config: Json) -> dict[str, str]:
     files |= {file.stem: file for file in (folder / "additional_chat_templates").glob("*.jinja")}
     for name, file in files.items():
         if file.is_file():
-            templates[name] = file.read_text(encoding="utf-8")
+            try:
+                templates[name] = file.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                msg = f"cannot read {file}: {error}; UTF-8 text is needed; download the file again"
+                raise ModelError(msg) from error
     return templates

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cyclopts import App, CycloptsError
 
 import paceline
-from paceline.cli.console import STDIN, complain, epilogue, silence_streams
+from paceline.cli.console import STDIN, complain, epilogue, open_streams, silence_streams
 from paceline.core.errors import (
     ConfigError,
     EngineStoppedError,
@@ -87,6 +87,7 @@ def build_app() -> App:
 
 def run(argv: Sequence[str]) -> int:
     """Run the program; every outcome is an exit code and at most one message on stderr."""
+    open_streams()
     try:
         with _logging_to_stderr():
             code = _obey(argv)

@@ -44,7 +44,7 @@ def chat(
     ] = None,
 ) -> int:
     """Talk with the model, or have one message answered."""
-    talks = message is None and sys.stdin.isatty()
+    talks = message is None and sys.stdin is not None and sys.stdin.isatty()
     text = "" if talks else read_prompt(message)
     opening: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     with loaded(config) as llm:

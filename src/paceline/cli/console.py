@@ -6,6 +6,7 @@ rich respects NO_COLOR and finds out by itself whether a stream is a terminal.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +79,9 @@ def read_prompt(prompt: str | None) -> str:
         RequestError: it is empty, or not text.
         ConfigError: there is none.
     """
+    if sys.stdin is None and prompt in {None, STDIN}:
+        msg = "no prompt: standard input is closed; give one as an argument"
+        raise ConfigError(msg)
     if prompt is None and sys.stdin.isatty():
         msg = "no prompt: give one as an argument, or on standard input"
         raise ConfigError(msg)
@@ -92,6 +96,16 @@ def read_prompt(prompt: str | None) -> str:
         msg = "the prompt is empty; give some text as an argument, or on standard input"
         raise RequestError(msg)
     return prompt
+
+
+def open_streams() -> None:
+    """Make closed streams /dev/null, and let unprintable characters be replaced, not raise."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace" if name == "stderr" else "replace")
 
 
 def silence_streams() -> None:

@@ -12,12 +12,14 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 from cyclopts import Group, Parameter
 
 from paceline.api.options import ALIASES, Option, engine_config, options
 from paceline.bench.run import Settings
+from paceline.cli.console import STDIN
 from paceline.core.config import EngineConfig
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.request import SamplingParams
@@ -112,6 +114,12 @@ def with_flags(command: Callable[..., int]) -> Callable[..., int]:
         given = signature.bind(*args, **kwargs)
         values = dict(given.arguments)
         made: dict[str, object] = {}
+        # "-" is standard input as an argument; as a flag's value it is only a dash.
+        values = {
+            p.name: _dashes(values[p.name]) if p.kind is p.KEYWORD_ONLY else values[p.name]
+            for p in signature.parameters.values()
+            if p.name in values
+        }
         for name, group in expanded.items():
             names = [p.name for p in group.parameters]
             made[name] = group.make({n: values[n] for n in names if values.get(n) is not None})
@@ -126,6 +134,13 @@ def with_flags(command: Callable[..., int]) -> Callable[..., int]:
     run.__name__ = command.__name__
     run.__doc__ = command.__doc__
     return run
+
+
+def _dashes(value: object) -> object:
+    """A flag's value, with what `STDIN` stands for in place of it."""
+    if isinstance(value, list):
+        return [_dashes(item) for item in value]
+    return "-" if value == STDIN or value == Path(STDIN) else value
 
 
 def _engine_flags() -> _Flags:

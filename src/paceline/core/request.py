@@ -7,16 +7,18 @@ implemented above the engine.
 from __future__ import annotations
 
 import enum
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Protocol
 
 from paceline.core.errors import RequestError
 
 MAX_TOP_LOGPROBS = 20
 MAX_DEVICE_STOP_IDS = 16
+MAX_BIAS = 1024
 _INT64 = 1 << 63
+_MOST_PENALTY = 1e6  # far beyond sense; much more leaves float32, where 0 * inf is no number
 
 
 class FinishReason(enum.Enum):
@@ -41,7 +43,7 @@ class SamplingParams:
     top_p: float = 1.0  # (0, 1]
     top_k: int = 0  # 0 or -1: off
     min_p: float = 0.0  # [0, 1]
-    repetition_penalty: float = 1.0  # > 0; over prompt and output (CTRL, arXiv 1909.05858)
+    repetition_penalty: float = 1.0  # [1e-6, 1e6]; over prompt and output (CTRL, arXiv 1909.05858)
     presence_penalty: float = 0.0  # [-2, 2]; over output
     frequency_penalty: float = 0.0  # [-2, 2]; over output
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> [-100, 100]
@@ -69,72 +71,122 @@ class SamplingParams:
             raise RequestError(msg)
 
     def _rules(self) -> list[tuple[bool, str]]:
-        def within(x: float, low: float, high: float) -> bool:
-            return math.isfinite(x) and low <= x <= high
-
-        def whole(x: object, low: int) -> bool:
-            return isinstance(x, int) and not isinstance(x, bool) and x >= low
-
-        bias = self.logit_bias.values()
+        # Annotations bind nobody: values may come straight from JSON.
+        bias: object = self.logit_bias
+        only: object = self.allowed_token_ids
+        stop: object = self.stop
+        flags: Mapping[str, object] = {
+            "ignore_eos": self.ignore_eos,
+            "skip_special_tokens": self.skip_special_tokens,
+            "include_stop_str_in_output": self.include_stop_str_in_output,
+        }
+        rep = self.repetition_penalty
         return [
-            (within(self.temperature, 0, 100), f"temperature {self.temperature} not in 0 ... 100"),
-            (
-                within(self.top_p, 0, 1) and self.top_p > 0,
-                f"top_p {self.top_p} not in (0, 1]; use 1 to switch it off",
+            *(
+                (
+                    _within(value, low, high),
+                    f"{name} {value!r} not in {low} ... {high}; pass a number in that range",
+                )
+                for name, value, low, high in (
+                    ("temperature", self.temperature, 0, 100),
+                    ("min_p", self.min_p, 0, 1),
+                    ("presence_penalty", self.presence_penalty, -2, 2),
+                    ("frequency_penalty", self.frequency_penalty, -2, 2),
+                )
             ),
             (
-                whole(self.top_k, -1),
-                f"top_k {self.top_k} must be a whole number >= -1; 0 or -1 switch it off",
-            ),
-            (within(self.min_p, 0, 1), f"min_p {self.min_p} not in 0 ... 1"),
-            (
-                within(self.repetition_penalty, 0, math.inf) and self.repetition_penalty > 0,
-                f"repetition_penalty {self.repetition_penalty} must be finite and > 0",
+                _within(self.top_p, 0, 1) and self.top_p > 0,
+                f"top_p {self.top_p!r} not in (0, 1]; use 1 to switch it off",
             ),
             (
-                within(self.presence_penalty, -2, 2),
-                f"presence_penalty {self.presence_penalty} not in -2 ... 2",
+                _whole(self.top_k, -1),
+                f"top_k {self.top_k!r} must be a whole number >= -1; 0 or -1 switch it off",
             ),
             (
-                within(self.frequency_penalty, -2, 2),
-                f"frequency_penalty {self.frequency_penalty} not in -2 ... 2",
-            ),
-            (all(within(b, -100, 100) for b in bias), "logit_bias values must be in -100 ... 100"),
-            (
-                len(self.logit_bias) <= 1024,
-                f"logit_bias has {len(self.logit_bias)} entries; at most 1024 are possible",
+                _within(rep, 1e-6, _MOST_PENALTY),
+                f"repetition_penalty {rep!r} must be a number > 0, in 1e-6 ... 1e6",
             ),
             (
-                self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
+                isinstance(bias, Mapping)
+                and _are_ids(bias.keys())
+                and all(_within(b, -100, 100) for b in bias.values()),
+                "logit_bias must map token ids (whole numbers) to values in -100 ... 100",
+            ),
+            (
+                not isinstance(bias, Mapping) or len(bias) <= MAX_BIAS,
+                f"logit_bias has too many entries; at most {MAX_BIAS} are possible",
+            ),
+            *(
+                (_are_ids(ids), f"{name} must be a list of token ids (whole numbers)")
+                for name, ids in (
+                    ("allowed_token_ids", () if only is None else only),
+                    ("banned_token_ids", self.banned_token_ids),
+                    ("stop_token_ids", self.stop_token_ids),
+                )
+            ),
+            (
+                not isinstance(only, Collection) or len(only) > 0,
                 "allowed_token_ids is empty, so nothing could be emitted; pass None for all",
             ),
-            (whole(self.max_tokens, 1), f"max_tokens {self.max_tokens} must be >= 1"),
-            (whole(self.min_tokens, 0), f"min_tokens {self.min_tokens} must be >= 0"),
+            *(
+                (_whole(value, low), f"{name} {value!r} must be >= {low}, a whole number")
+                for name, value, low in (
+                    ("max_tokens", self.max_tokens, 1),
+                    ("min_tokens", self.min_tokens, 0),
+                    ("n", self.n, 1),
+                    ("num_speculative_tokens", self.num_speculative_tokens, 0),
+                )
+                if not (name == "num_speculative_tokens" and value is None)
+            ),
             (
-                not whole(self.max_tokens, 1)
-                or not whole(self.min_tokens, 0)
+                not _whole(self.max_tokens, 1)
+                or not _whole(self.min_tokens, 0)
                 or self.min_tokens <= self.max_tokens,
                 f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}",
             ),
             (
-                all(self.stop),
-                "stop must be non-empty strings; remove the empty one",
+                _are_texts(stop),
+                "stop must be non-empty strings; remove what is empty or no string",
             ),
             (
-                self.seed is None or (whole(self.seed, -_INT64) and self.seed < _INT64),
-                f"seed {self.seed} must be a whole number that fits 64 bits",
+                self.seed is None or _whole(self.seed, -_INT64),
+                f"seed {self.seed!r} must be a whole number that fits 64 bits",
             ),
-            (whole(self.n, 1), f"n {self.n} must be >= 1"),
             (
                 self.logprobs is None
-                or (whole(self.logprobs, 0) and self.logprobs <= MAX_TOP_LOGPROBS),
-                f"logprobs {self.logprobs} must be None or 0 ... {MAX_TOP_LOGPROBS}",
+                or (_whole(self.logprobs, 0) and self.logprobs <= MAX_TOP_LOGPROBS),
+                f"logprobs {self.logprobs!r} must be None or 0 ... {MAX_TOP_LOGPROBS}",
             ),
-            (
-                self.num_speculative_tokens is None or whole(self.num_speculative_tokens, 0),
-                f"num_speculative_tokens {self.num_speculative_tokens} must be >= 0",
+            *(
+                (isinstance(value, bool), f"{name} {value!r} must be true or false")
+                for name, value in flags.items()
             ),
         ]
+
+
+def _within(x: object, low: float, high: float) -> bool:
+    """A number in a range; NaN is in none, and a truth value is no number."""
+    if isinstance(x, bool) or not isinstance(x, int | float | Real):
+        return False
+    return bool(low <= x <= high)  # type: ignore[operator]  # Real declares no order with float
+
+
+def _whole(x: object, low: int) -> bool:
+    """A whole number that the 64-bit columns of the sampling table hold."""
+    return isinstance(x, int) and not isinstance(x, bool) and low <= x < _INT64
+
+
+def _are_texts(x: object) -> bool:
+    """A collection of non-empty strings; one that can be walked over more than once."""
+    if not isinstance(x, Collection) or isinstance(x, str | bytes | Mapping):
+        return False
+    return all(isinstance(text, str) and text for text in x)
+
+
+def _are_ids(x: object) -> bool:
+    if not isinstance(x, Collection) or isinstance(x, str | bytes | Mapping):
+        return False
+    return all(isinstance(i, Integral) and not isinstance(i, bool) for i in x)
 
 
 class Stopper(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from numbers import Integral
 
 from paceline.core.errors import RequestError
 from paceline.core.request import Request
@@ -51,6 +52,11 @@ def check_request(request: Request, vocab_size: int, max_len: int) -> None:
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    given: Iterable[object] = ids
+    odd = [i for i in given if not isinstance(i, Integral) or isinstance(i, bool)]
+    if odd:
+        msg = f"{name}: {odd[0]!r} is no token id; ids are whole numbers 0 ... {vocab_size - 1}"
+        raise RequestError(msg)
     bad = [i for i in ids if not 0 <= i < vocab_size]
     if bad:
         shown = ", ".join(str(i) for i in bad[:5]) + (", ..." if len(bad) > 5 else "")

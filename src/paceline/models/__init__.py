@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from paceline.core.config import ModelConfig, WeightMode
+from paceline.core.device import free_memory
+from paceline.core.errors import ModelError
 from paceline.core.registry import Registry
 from paceline.models import gguf, hf
 from paceline.models import weights as tables
@@ -87,6 +89,7 @@ def load(
         notes.append(
             "the configuration ties the head to the embedding, but the tensors differ: untied"
         )
+    _refuse_impossible(config, source)
     net = MODELS.get(config.architecture)(config, dtype=dtype, device="meta")
     tables.load(net, source, tables.Placement(device=device, dtype=dtype, weights=weights))
     net.rope.to(device)
@@ -95,6 +98,29 @@ def load(
     for note in notes:
         logger.info("%s: %s", files.name, note)
     return LoadedModel(net=net.eval(), config=config, files=files, notes=tuple(notes))
+
+
+def _refuse_impossible(config: ModelConfig, source: TensorSource) -> None:
+    """Stop at sizes that would take hours or all memory before the tensors are even compared.
+
+    Raises:
+        ModelError: more layers than tensors, or positions whose table does not fit the memory.
+    """
+    problems = []
+    if config.num_layers > len(source.shapes):
+        problems.append(f"{config.num_layers} layers, but only {len(source.shapes)} tensors")
+    table, free = config.max_position * config.head_dim * 4, free_memory(torch.device("cpu"))
+    if table > free:
+        problems.append(
+            f"a context of {config.max_position} tokens with heads of size {config.head_dim}, whose "
+            f"rotary table needs {table / 1e9:.1f} GB ({free / 1e9:.1f} GB are free)"
+        )
+    if problems:
+        msg = (
+            f"the configuration of {source.where} states {'; and '.join(problems)}. It must be that "
+            "of these weights, and fit the memory. Check the configuration."
+        )
+        raise ModelError(msg)
 
 
 def _really_tied(source: TensorSource) -> bool:

@@ -115,7 +115,7 @@ def _shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
         try:
             found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             chosen = {str(name): Path(str(file)).name for name, file in found.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             msg = (
                 f"{index} is unreadable ({error!r}); it must map every tensor to its shard under "
                 "'weight_map'. Download it again."

@@ -60,6 +60,7 @@ class GGUFTensors:
         self._entries = entries
         self._dtype = dequantised_dtype(dtype)
         _refuse_unsupported(path, entries)
+        _refuse_misshapen(path, entries)
         size = path.stat().st_size
         end = max((e.tensor.offset + _nbytes(e) for e in entries.values()), default=0)
         if end > size:
@@ -271,6 +272,26 @@ def _refuse_unsupported(path: Path, entries: Mapping[str, Entry]) -> None:
             f"{path} is quantised as {', '.join(wrong)}, which can't be read. Supported are F32, "
             "F16, BF16, Q4_0, Q4_1, Q8_0 and what the package `gguf` dequantises (Q5_0 to Q6_K, "
             "IQ and others). Use another file of this model, or a newer `gguf`."
+        )
+        raise ModelError(msg)
+
+
+def _refuse_misshapen(path: Path, entries: Mapping[str, Entry]) -> None:
+    """Name tensors whose shape does not go with their format's blocks or with the heads."""
+    import gguf
+
+    wrong = []
+    for name, entry in entries.items():
+        shape = entry.tensor.shape
+        block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(entry.tensor.kind)]
+        if not shape or min(shape) < 1 or shape[-1] % block:
+            wrong.append(f"{name} of shape {list(shape)} in blocks of {block}")
+        elif entry.heads is not None and shape[0] % (2 * entry.heads):
+            wrong.append(f"{name} with {shape[0]} rows for {entry.heads} heads of even size")
+    if wrong:
+        msg = (
+            f"{path} holds tensors that can't be: {'; '.join(wrong[:8])}. A row must be whole blocks, "
+            "and a projection whole heads. The file is damaged: download it again."
         )
         raise ModelError(msg)
 

@@ -23,6 +23,7 @@ ARCHITECTURES: Mapping[str, str] = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+_LARGEST = 1 << 31  # far above any model; PyTorch takes no sizes beyond 64 bits
 _MISTRAL_WINDOW = 4096  # transformers' default where the key is missing
 
 
@@ -67,7 +68,7 @@ class HFConfig:
         value = self.values.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _LARGEST:
             return value
         self.problems.append(f"{key} must be a positive whole number, it is {value!r}")
         return 1
@@ -135,7 +136,7 @@ class HFConfig:
             num_kv_heads=kv_heads,
             head_dim=dim,
             max_position=max_position,
-            rms_norm_eps=self.number("rms_norm_eps", 1e-6),
+            rms_norm_eps=self._positive("rms_norm_eps", self.number("rms_norm_eps", 1e-6)),
             rope=self._rope(max_position),
             tie_embeddings=self.flag("tie_word_embeddings"),
             qkv_bias=qkv_bias,
@@ -154,6 +155,13 @@ class HFConfig:
             listed = "\n".join(f"  - {p}" for p in self.problems)
             msg = f"{self.where} cannot be used:\n{listed}\nUse a checkpoint without these."
             raise ModelError(msg)
+
+    def _positive(self, key: str, value: float) -> float:
+        """A number above 0; another would compute NaN without a word."""
+        if value > 0:
+            return value
+        self.problems.append(f"{key} must be above 0, it is {value}")
+        return 1.0
 
     def _finite(self, key: str, value: object, default: float) -> float:
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
@@ -241,9 +249,17 @@ class HFConfig:
         factor = number("factor", max_position / original if original else 0.0)
         if kind != "default" and not (factor > 0 and ("factor" in values or kind == "yarn")):
             self.problems.append(f"rope type {kind!r} needs a factor above 0, it has none")
+        base = 10_000.0 if theta is None else self._finite("rope_theta", theta, 10_000.0)
+        if base <= 1:
+            self.problems.append(f"rope_theta must be above 1, it is {base}")
+        for key in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
+            if number(key, 1.0) <= 0 and key in values:
+                self.problems.append(f"{key} must be above 0, it is {values[key]!r}")
+        if original is not None and original < 1:
+            self.problems.append(f"the original length must be above 0, it is {original}")
         return RopeConfig(
             kind=cast("RopeKind", kind),
-            theta=10_000.0 if theta is None else self._finite("rope_theta", theta, 10_000.0),
+            theta=base if base > 1 else 10_000.0,
             factor=1.0 if kind == "default" else factor,
             original_max_position=None if original is None else int(original),
             low_freq_factor=number("low_freq_factor", 1.0),
@@ -280,7 +296,7 @@ def _read_object(path: Path) -> Mapping[str, object] | None:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         msg = f"{path} is unreadable ({error}); it must be a JSON object. Download it again."
         raise ModelError(msg) from error
     if not isinstance(found, dict):

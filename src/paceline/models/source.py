@@ -6,6 +6,7 @@ GGUF file, or a hub id. Nothing is read here but names; nothing is downloaded bu
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import logging
@@ -52,7 +53,7 @@ def resolve(model: str) -> ModelFiles:
     """
     if model == DEFAULT:
         return _default()
-    path = Path(model).expanduser()
+    path = _path(model)
     if path.is_file():
         if not _is_gguf(path):
             msg = (
@@ -67,6 +68,21 @@ def resolve(model: str) -> ModelFiles:
         return _hub(model)
     msg = f"unknown model {model!r}: there is no such file or folder here. {_POSSIBLE}. Check the name."
     raise ModelError(msg)
+
+
+def _path(model: str) -> Path:
+    """The path that a name may be; one that can't exist where the system refuses to look."""
+    try:
+        path = Path(model).expanduser()
+        path.stat()
+    except (RuntimeError, ValueError) as error:  # a home folder of nobody, a NUL
+        msg = f"unknown model {model!r}: {error}. {_POSSIBLE}. Check the name."
+        raise ModelError(msg) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            msg = f"model {model[:200]!r} can't be opened: {error.strerror}. {_POSSIBLE}. Check it."
+            raise ModelError(msg) from error
+    return path
 
 
 def _is_gguf(path: Path) -> bool:

@@ -153,7 +153,8 @@ class SamplingTable:
             limit: most known tokens: min(len(prompt_ids) + max_tokens, context window).
         """
         self.release(row)
-        stops = list(dict.fromkeys(stop_ids))
+        # Files may name end-of-text ids that no token has, and no 64-bit column holds.
+        stops = [i for i in dict.fromkeys(stop_ids) if 0 <= i < 1 << 63]
         near, far = stops[:MAX_DEVICE_STOP_IDS], stops[MAX_DEVICE_STOP_IDS:]
         flags = _flags(params, has_stops=bool(stops))
         slot = self.slots.num_slots
