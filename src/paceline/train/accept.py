@@ -47,6 +47,19 @@ class Accept:
     by_group: dict[str, float]
 
 
+def held_out_docs(shards: Shards) -> Ints:
+    """Indices of the held-out greedy answers, one for each prompt, in their order."""
+    docs = shards.docs
+    seen: set[bytes] = set()
+    found = []
+    for index in np.flatnonzero(docs["held_out"] & (docs["temperature"] == 0)).tolist():
+        prompt = shards.tokens(index)[: docs["prompt"][index]].tobytes()
+        if prompt not in seen:
+            seen.add(prompt)
+            found.append(index)
+    return np.array(found, dtype=np.int64)
+
+
 class HeldOut:
     """Held-out greedy answers, packed once and measured again and again.
 
@@ -63,8 +76,8 @@ class HeldOut:
     def __init__(self, shards: Shards, geometry: Geometry, most: int, device: torch.device) -> None:
         docs = shards.docs
         length = np.minimum(docs["length"], geometry.row_tokens)
-        usable = docs["held_out"] & (docs["temperature"] == 0) & (length - docs["prompt"] >= 2)
-        ids = np.flatnonzero(usable)[:most]
+        ids = held_out_docs(shards)
+        ids = ids[(length - docs["prompt"])[ids] >= 2][:most]
         if not len(ids):
             msg = (
                 f"{shards.folder} holds no held-out answer, so nothing can be measured; generate "

@@ -77,8 +77,8 @@ class Run:
         """What ends an answer."""
         return frozenset(self.tokenizer.eos_token_ids) | frozenset(self.model_config.eos_token_ids)
 
-    def engine(self, draft: DraftConfig) -> Engine:
-        """An engine over the loaded target, with rows for many answers."""
+    def engine(self, draft: DraftConfig, rows: int) -> Engine:
+        """An engine over the loaded target, with rows for so many answers at once."""
         config = EngineConfig(
             model=self.settings.model,
             device=str(self.device),
@@ -88,7 +88,7 @@ class Run:
             seed=self.settings.seed,
             cache=CacheConfig(
                 max_len=min(self.settings.row_room, self.model_config.max_position),
-                max_rows=self.settings.max_rows,
+                max_rows=rows,
                 prefix_cache=False,
                 chunk_size=_CHUNK[self.device.type],
             ),
@@ -258,7 +258,7 @@ def generate(run: Run) -> bool:
     limits = [limit for limit in (run.deadline, own) if limit is not None]
     settings = run.settings
     jobs = JobList(len(prompts), settings.temperatures, settings.own_share, settings.seed)
-    engine = run.engine(DraftConfig(method="none", num_speculative_tokens=0))
+    engine = run.engine(DraftConfig(method="none", num_speculative_tokens=0), settings.max_rows)
     generator = Generator(
         engine, run.tokenizer, prompts, writer, settings, frozenset(before.docs["job"].tolist())
     )

@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from paceline.core.config import DraftConfig
@@ -14,7 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.draft import dflash_checkpoint
 from paceline.draft.dflash_config import read_config
 from paceline.draft.dflash_net import DFlashNet
-from paceline.train.accept import HeldOut, engine_accept
+from paceline.train.accept import HeldOut, engine_accept, held_out_docs
 from paceline.train.curve import Curve, read
 from paceline.train.dflash import DFlashTask, choose_mask_token, initialise, new_config, target_info
 from paceline.train.export import SHARD_BYTES, Story, write_story
@@ -24,7 +23,7 @@ from paceline.train.packing import Geometry, Packer
 from paceline.train.prepare import facts
 from paceline.train.run import Run, free_memory
 from paceline.train.shards import Shards
-from paceline.train.state import load_journey
+from paceline.train.state import Journey, load_journey
 from paceline.train.trainer import CURVE, STATE, Parts, Trainer
 
 if TYPE_CHECKING:
@@ -107,31 +106,44 @@ def _weigh(settings: TrainSettings) -> RowWeights:
 
 
 def finish(run: Run) -> None:
-    """Let the engine choose between the best and the last drafter, and export it.
+    """Export the drafter, after the engine has chosen between the best and the last one.
+
+    The best by held-out answers is exported first, so that there is one whatever happens then.
 
     Raises:
         ConfigError: nothing was trained yet.
         OSError: the disk is full; an earlier export is still whole.
     """
     candidates = [name for name in ("best", "last") if (run.folder / name).is_dir()]
-    if candidates and (journey := load_journey(run.folder / STATE)).best_step == journey.step:
-        candidates = ["best"]  # the last is the best
     if not candidates:
         msg = f"{run.folder} holds no trained drafter yet; run the stage 'train' first"
         raise ConfigError(msg)
+    journey = load_journey(run.folder / STATE)
+    if journey.best_step == journey.step:
+        candidates = candidates[:1]  # the last is the best
     shards = Shards(run.folder / "answers")
-    prompts = held_out_prompts(shards, run.settings.engine_prompts)
-    scores: dict[str, float] = {}
-    if prompts:
-        scores = {name: measured(run, run.folder / name, prompts) for name in candidates}
-    chosen = max(scores, key=lambda name: scores[name]) if scores else candidates[0]
+    _export(run, shards, journey, candidates[0], {})
+    lengths = shards.docs["prompt"]
+    prompts = [
+        shards.tokens(index)[: int(lengths[index])].tolist()
+        for index in held_out_docs(shards)[: run.settings.engine_prompts].tolist()
+    ]
+    if not prompts:
+        return
+    scores = {name: measured(run, run.folder / name, prompts) for name in candidates}
+    curve = Curve(run.folder / CURVE, journey.step)
+    for name, length in scores.items():
+        curve.add("engine", journey.step, candidate=name, accept_length=round(length, 4))
+    _export(run, shards, journey, max(scores, key=lambda name: scores[name]), scores)
+
+
+def _export(
+    run: Run, shards: Shards, journey: Journey, chosen: str, scores: dict[str, float]
+) -> None:
     info = target_info(run.loaded.net)
     net = dflash_checkpoint.load_plain(run.folder / chosen, info, dtype=torch.bfloat16)
     folder = run.folder / "export"
     dflash_checkpoint.save(net, folder, dtype=torch.bfloat16, shard_bytes=SHARD_BYTES)
-    curve = Curve(run.folder / CURVE, journey.step)
-    for name, length in scores.items():
-        curve.add("engine", journey.step, candidate=name, accept_length=round(length, 4))
     prompt_facts = facts(run.folder / "prompts")
     assert prompt_facts is not None, "answers came from prepared prompts"
     device = "a CPU"
@@ -159,13 +171,6 @@ def finish(run: Run) -> None:
     log.info("exported %s to %s", chosen, folder)
 
 
-def held_out_prompts(shards: Shards, most: int) -> list[list[int]]:
-    """Prompts of held-out answers, each once."""
-    chosen = np.flatnonzero(shards.docs["held_out"])[:most].tolist()
-    lengths = shards.docs["prompt"]
-    return [shards.tokens(index)[: int(lengths[index])].tolist() for index in chosen]
-
-
 def measured(run: Run, drafter: Path, prompts: list[list[int]]) -> float:
     """Accept length of a drafter's folder in the engine, greedy."""
     net = read_config(drafter)
@@ -175,7 +180,8 @@ def measured(run: Run, drafter: Path, prompts: list[list[int]]) -> float:
             model=str(drafter),
             num_speculative_tokens=net.num_proposals,
             adaptive=False,
-        )
+        ),
+        rows=min(len(prompts), run.settings.max_rows),
     )
     try:
         length = engine_accept(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from paceline.core.errors import ConfigError
 from paceline.core.request import SamplingParams
 from paceline.draft import dflash_checkpoint
 from paceline.models import LoadedModel
-from paceline.train.accept import HeldOut, engine_accept, walk
+from paceline.train.accept import HeldOut, engine_accept, held_out_docs, walk
 from paceline.train.dflash import DFlashTask
 from paceline.train.packing import Geometry
 from paceline.train.shards import Doc
@@ -71,6 +72,15 @@ def test_read_off_equals_measured(tmp_path: Path, target: LoadedModel, target_fo
         assert accept.length == pytest.approx(real, rel=1e-12)
         assert set(accept.by_group) == {"a", "b"}
         assert accept.num_tokens == sum(len(d.token_ids) - d.num_prompt - 1 for d in docs)
+
+
+def test_a_held_out_prompt_counts_once(tmp_path: Path) -> None:
+    """Later passes over the files answer it again, with the same answer."""
+    doc = Doc(token_ids=[5, 6, 7, 8], num_prompt=2, held_out=True)
+    other = replace(doc, token_ids=[5, 7, 7, 8])
+    sampled = replace(doc, token_ids=[9, 7, 7, 8], temperature=1.0)
+    shards = write_docs(tmp_path, [doc, sampled, other, doc, replace(doc, held_out=False)])
+    assert held_out_docs(shards).tolist() == [0, 2]
 
 
 def test_no_held_out_answer_is_said(tmp_path: Path) -> None:

@@ -17,13 +17,14 @@ from paceline.core.errors import ConfigError
 from paceline.draft import dflash_checkpoint
 from paceline.models import LoadedModel
 from paceline.train import run as module
+from paceline.train import train_dflash as finishing
 from paceline.train.__main__ import main, parser
 from paceline.train.dflash import DFlashTask, choose_mask_token, new_config, target_info
 from paceline.train.packing import Geometry, Packer
 from paceline.train.run import settle
 from paceline.train.settings import FREE, PER_CALL, TrainSettings, as_json
 from paceline.train.shards import Shards
-from paceline.train.train_dflash import held_out_prompts, make_trainer
+from paceline.train.train_dflash import make_trainer
 from tests.unit.train.making import DECAY, new_net, random_docs, write_docs
 
 FLAGS = [
@@ -298,9 +299,17 @@ def test_fine_tuning_starts_from_the_drafter_given(
     assert all(torch.equal(value, found[name]) for name, value in net.state_dict().items())
 
 
-def test_held_out_prompts_are_prompts(tmp_path: Path) -> None:
-    """Without a token of the answer."""
-    docs = random_docs(12)
-    found = held_out_prompts(write_docs(tmp_path, docs), 2)
-    kept = [doc for doc in docs if doc.held_out][:2]
-    assert found == [doc.token_ids[: doc.num_prompt] for doc in kept]
+def test_a_drafter_is_exported_even_if_the_engine_fails(
+    tmp_path: Path, target_folder: Path, prompt_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What training has cost is not lost with the measurement."""
+    run = tmp_path / "run"
+    arguments = words(target_folder, prompt_file, run, "--steps", "2", "--broken", "skip")
+
+    def broken(*_: object) -> float:
+        raise RuntimeError
+
+    monkeypatch.setattr(finishing, "measured", broken)
+    with pytest.raises(RuntimeError):
+        main(arguments)
+    assert "Not measured in the engine." in (run / "export" / "card.md").read_text()
