@@ -327,3 +327,20 @@ def test_a_closed_engine_takes_nothing(model: Path) -> None:
     assert not eng.has_work
     with pytest.raises(EngineStoppedError, match="closed"):
         eng.add(request("s", PROMPT, SamplingParams()))
+
+
+def test_a_stated_budget_counts_work_space(model: Path) -> None:
+    """With a memory budget a warm step runs first, so its work space is part of what is in use."""
+    eng = engine(model, memory_gb=8.0, max_len=64)
+    assert any("memory budget 8 GB" in note for note in eng.notes)
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+    assert run(eng, [request("r", PROMPT, params)])["r"].tokens == plain(model)
+
+
+def test_invariance_is_said_and_refused_where_it_cannot_be(model: Path) -> None:
+    """The notes say whether bits depend on company; asking for the impossible is refused."""
+    eng = engine(model)
+    assert eng.config.batch_invariant is False, "float64 is served by the reference"
+    assert any(note.startswith("batch-invariant: no") for note in eng.notes)
+    with pytest.raises(ConfigError, match="batch_invariant was asked for"):
+        engine(model, batch_invariant=True)

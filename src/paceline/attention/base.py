@@ -24,7 +24,12 @@ class AttentionBackend(Protocol):
     """One way to compute attention over a paged cache. Made without arguments, one per runner.
 
     Whoever runs a pass calls `plan` once, before the first layer; `heads` then serves every layer.
+
+    Attributes:
+        invariant: a query's bits do not depend on the other rows and queries of its pass.
     """
+
+    invariant: bool
 
     def refuses(
         self, layout: KVLayout, device: torch.device, dtype: torch.dtype, page_size: int

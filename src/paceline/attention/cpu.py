@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 class CpuAttention:
     """Implements `AttentionBackend`."""
 
+    invariant = True
+
     def __init__(self) -> None:
         self._planned: kernel.Planned | None = None
 

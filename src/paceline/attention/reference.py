@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 class ReferenceAttention:
     """Attention by gathering keys through the page table; see `ops/reference/attention.py`."""
 
+    invariant = False
+
     def __init__(self) -> None:
         self._batch: ForwardBatch | None = None
         self._view: PaddedView | None = None  # made by the first layer, used by all

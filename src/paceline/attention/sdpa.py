@@ -30,6 +30,8 @@ _GATHER_BYTES = 2 << 30  # most bytes of gathered keys and values that exist at 
 class SdpaAttention:
     """Gather, then `scaled_dot_product_attention`. Letters as in `ops/reference/attention.py`."""
 
+    invariant = False
+
     def __init__(self) -> None:
         self._batch: ForwardBatch | None = None
         self._view: PaddedView | None = None

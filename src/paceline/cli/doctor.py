@@ -31,29 +31,30 @@ def doctor(
     import torch
 
     from paceline.bench.machine import machine, source, versions
-    from paceline.core.device import TORCH_DTYPES, has_native_bf16
-    from paceline.draft import DRAFTERS
+    from paceline.core.device import TORCH_DTYPES
+    from paceline.draft import names
     from paceline.engine.build import resolve
 
     resolved = resolve(config)
     device, dtype = torch.device(resolved.device), TORCH_DTYPES[resolved.dtype]
+    choice: dict[str, Json] = {
+        "device": resolved.device,
+        "dtype": resolved.dtype,
+        "threads": resolved.threads,
+        "native_bf16": _native_bf16(device),
+    }
     found: dict[str, Json] = {
         "versions": {**versions(), **source()},
         "machine": machine(device),
-        "choice": {
-            "device": resolved.device,
-            "dtype": resolved.dtype,
-            "threads": resolved.threads,
-            "batch_invariant": resolved.batch_invariant,
-            "native_bf16": has_native_bf16() if device.type == "cpu" else None,
-        },
+        "choice": choice,
         "model": _model(config.model),
         "cache": _cache(),
-        "drafters": list(DRAFTERS.names()),
+        "drafters": list(names()),
     }
     # Asking a backend may compile its kernels, once on a machine.
     with notes().status("asking the backends (the first time takes longer)"):
         found["attention"] = _attention(config, device, dtype)
+        choice["batch_invariant"] = _invariant(config, device, dtype)
         found["ops"] = _ops(device, dtype)
     if as_json:
         print(json.dumps(found, ensure_ascii=False))
@@ -110,6 +111,24 @@ def _attention(config: EngineConfig, device: torch.device, dtype: torch.dtype) -
 
     layout = Heads(num_heads=3, head_dim=64)  # the default model's
     return dict(refusals(layout, device, dtype, config.cache.page_size))
+
+
+def _native_bf16(device: torch.device) -> bool | str:
+    """Whether the processor multiplies bfloat16; if not, what is done instead."""
+    from paceline.core.device import has_native_bf16
+
+    if device.type != "cpu" or has_native_bf16():
+        return True
+    return "no (AVX512-BF16, AMX or Arm BF16); float32 is used, which reads twice the bytes"
+
+
+def _invariant(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a row's bits are independent of its company, with the backend that serves."""
+    from paceline.attention import choose
+    from paceline.kv.layout import Heads
+
+    layout = Heads(num_heads=1, head_dim=64)
+    return choose(layout, device, dtype, config.cache.page_size)[0].invariant
 
 
 def _ops(device: torch.device, dtype: torch.dtype) -> Json:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import resource
+import sys
 from pathlib import Path
 
 import torch
@@ -113,6 +115,14 @@ def used_memory(device: torch.device) -> int:
     except (OSError, ValueError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has held on the device so far."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_reserved(device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _meminfo(key: str) -> int:

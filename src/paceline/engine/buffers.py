@@ -76,15 +76,15 @@ def verify_batch(
     num_tokens = chosen.node.shape[0]
     lens = rows.lens[row_ids]
     if width == 1:  # plain decoding: one root a row
-        token_ids, positions = tree.token_ids.view(-1), lens
+        token_ids, positions = tree.token_ids.reshape(-1), lens
         slots, mask = rows.slots(row_ids, lens), None
     else:
         dead = chosen.node < 0
         node = chosen.node.clamp(min=0)
         owner = torch.div(node, width, rounding_mode="floor")
-        token_ids = tree.token_ids.view(-1)[node].masked_fill(dead, 0)
+        token_ids = tree.token_ids.reshape(-1)[node].masked_fill(dead, 0)
         base = lens[owner]
-        positions = (base + tree.depths.view(-1)[node]).masked_fill(dead, 0)
+        positions = (base + tree.depths.reshape(-1)[node]).masked_fill(dead, 0)
         place = torch.arange(num_tokens, device=rows.device) - chosen.cu_q[owner]
         place = place.masked_fill(dead, 0)
         slots = rows.slots(row_ids[owner], base + place).masked_fill(dead, -1)

@@ -17,7 +17,6 @@ from paceline.core.device import (
     choose_dtype,
     free_memory,
     usable_cores,
-    used_memory,
 )
 from paceline.core.errors import ConfigError
 from paceline.draft import DRAFTERS, build, build_network, check_name
@@ -34,6 +33,7 @@ from paceline.kv.pool import KVPool
 from paceline.kv.prefix import PrefixCache
 
 if TYPE_CHECKING:
+    from paceline.attention.base import AttentionBackend
     from paceline.draft.base import Drafter
     from paceline.engine.proposers import Proposer
     from paceline.models import LoadedModel
@@ -85,10 +85,6 @@ def resolve(config: EngineConfig) -> EngineConfig:
         )
     if cache.memory_gb is not None and not cache.memory_gb > 0:
         problems.append(f"memory_gb {cache.memory_gb} must be > 0")
-    if config.batch_invariant and device.type != "cpu":
-        problems.append(
-            "batch_invariant is possible on a CPU only; leave it out or use --device cpu"
-        )
     if problems:
         msg = "invalid configuration: " + "; ".join(problems)
         raise ConfigError(msg)
@@ -97,23 +93,58 @@ def resolve(config: EngineConfig) -> EngineConfig:
         device=str(device),
         dtype=choose_dtype(config.dtype, device),
         threads=config.threads or usable_cores(),
-        batch_invariant=device.type == "cpu"
-        if config.batch_invariant is None
-        else config.batch_invariant,
     )
 
 
-def build_parts(config: EngineConfig, loaded: LoadedModel | None = None) -> Parts:
-    """Load and connect everything. See `Engine.build` for what it raises."""
-    resolved = resolve(config)
+def load_target(resolved: EngineConfig) -> LoadedModel:
+    """Load the target of a resolved config; everything that can be refused is refused before.
+
+    Raises:
+        ConfigError: there is no such drafter or model.
+        ModelError: files that are missing, damaged or unsupported.
+    """
+    check_name(resolved.draft.method)
+    return models.load(
+        models.resolve(resolved.model),
+        device=torch.device(resolved.device),
+        dtype=TORCH_DTYPES[resolved.dtype],
+        weights=resolved.weights,
+    )
+
+
+def resolve_invariance(asked: bool | None, backend: AttentionBackend) -> tuple[bool, str]:
+    """Whether a row's bits are independent of its company, and a note that says so.
+
+    Attention decides: the products of a CPU are computed row by row or in fixed tiles everywhere.
+
+    Raises:
+        ConfigError: it was asked for, and this machine's attention cannot.
+    """
+    name = type(backend).__name__
+    if asked and not backend.invariant:
+        msg = (
+            f"batch_invariant was asked for, but {name} computes a row differently in other "
+            "company; use a CPU with a C compiler, or leave the option out"
+        )
+        raise ConfigError(msg)
+    if not backend.invariant:
+        return False, (
+            f"batch-invariant: no ({name}); in 16 bits a near-tie may fall differently with a "
+            "drafter than without"
+        )
+    return True, "batch-invariant: yes, outputs equal plain decoding bit by bit"
+
+
+def build_parts(resolved: EngineConfig, loaded: LoadedModel, used: int) -> Parts:
+    """Connect everything. See `Engine.build` for what it raises.
+
+    Args:
+        resolved: from `resolve`.
+        loaded: the target.
+        used: bytes that weights and work space take on the device.
+    """
     device = torch.device(resolved.device)
     dtype = TORCH_DTYPES[resolved.dtype]
-    if device.type == "cpu" and resolved.threads is not None:
-        torch.set_num_threads(resolved.threads)
-    check_name(resolved.draft.method)  # before the model is loaded
-    if loaded is None:
-        files = models.resolve(resolved.model)
-        loaded = models.load(files, device=device, dtype=dtype, weights=resolved.weights)
     model = loaded.config
     network: Drafter | None = None
     proposer: Proposer
@@ -137,7 +168,7 @@ def build_parts(config: EngineConfig, loaded: LoadedModel | None = None) -> Part
             layout.token_nbytes(layers, dtype) * resolved.cache.page_size
             for layout, layers in layouts
         ),
-        used=used_memory(device),
+        used=used,
         free=free_memory(device),
         device_type=device.type,
         tail=tail,
@@ -148,6 +179,7 @@ def build_parts(config: EngineConfig, loaded: LoadedModel | None = None) -> Part
         for layout, layers in layouts
     ]
     backend, why = choose(layouts[0][0], device, dtype, cache.page_size)
+    invariant, invariance = resolve_invariance(resolved.batch_invariant, backend)
     runner = ModelRunner(loaded.net, pools[0], backend, aux_layers=spec.aux_layers)
     pages_per_row = pages_for(size.max_len, tail, cache.page_size)
     rows = RowTable(
@@ -178,11 +210,11 @@ def build_parts(config: EngineConfig, loaded: LoadedModel | None = None) -> Part
         pages_per_row=pages_per_row,
         scratch=spec.scratch,
     )
-    notes = (*loaded.notes, *why, size.note)
+    notes = (*loaded.notes, *why, invariance, size.note)
     for note in notes:
         log.info("%s", note)
     return Parts(
-        config=replace(resolved, cache=cache),
+        config=replace(resolved, cache=cache, batch_invariant=invariant),
         model_config=model,
         device=device,
         loaded=loaded,

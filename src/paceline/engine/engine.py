@@ -14,15 +14,19 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+import torch
+
 from paceline.core.batch import ForwardMode
+from paceline.core.device import peak_memory, used_memory
 from paceline.core.errors import EngineStoppedError, RequestError
-from paceline.core.request import FinishReason, Request, StepOutput
+from paceline.core.request import FinishReason, Request, SamplingParams, StepOutput
 from paceline.core.stages import silent
 from paceline.core.tree import EMPTY, Proposal
 from paceline.draft.base import HostCommit
-from paceline.engine.build import build_parts
+from paceline.engine.build import build_parts, load_target, resolve
 from paceline.engine.counters import Counters
 from paceline.engine.launch import Launcher, Pending
+from paceline.engine.memory import warm_config
 from paceline.engine.outcome import cut, logprobs_of
 from paceline.engine.sequence import Phase, Sequence
 from paceline.engine.step import StepTensors
@@ -81,7 +85,27 @@ class Engine:
             ConfigError: a value that cannot be served, a budget that does not hold one sequence.
             ModelError: files that are missing, damaged or unsupported.
         """
-        return cls(build_parts(config, loaded), stages=stages)
+        resolved = resolve(config)
+        device = torch.device(resolved.device)
+        if device.type == "cpu" and resolved.threads is not None:
+            torch.set_num_threads(resolved.threads)
+        loaded = loaded or load_target(resolved)
+        used = used_memory(device)
+        if resolved.cache.memory_gb is not None or device.type == "cuda":
+            cls(build_parts(warm_config(resolved, loaded.config), loaded, 0))._warm_up()  # noqa: SLF001 (an engine of this class)
+            used = max(used, peak_memory(device))
+        return cls(build_parts(resolved, loaded, used), stages=stages)
+
+    def _warm_up(self) -> None:
+        """One EXTEND of a full chunk and one BLOCK of all rows, through the normal path."""
+        rows, room = self.config.cache.max_rows, self.max_len - 2
+        long = min(self.config.cache.chunk_size, room)
+        for i in range(rows):
+            length = max(1, long - rows + 1) if i == 0 else 1
+            params = SamplingParams(temperature=1.0, max_tokens=2, ignore_eos=True)
+            self.add(Request(id=f"warm-{i}", prompt_ids=(0,) * length, params=params))
+        while self.has_work:
+            self.step()
 
     @property
     def loaded(self) -> LoadedModel:

@@ -1,18 +1,19 @@
 """Sizes the KV pool from a stated budget, with the numbers in every refusal.
 
-What is measured: weights are loaded already, and one warm EXTEND and one BLOCK step of full size
-have run through the normal path, so the process's memory at this point is what everything but the
-pool takes (see `engine.py`).
+Where a budget is stated, and on every GPU, it is measured first: with the weights loaded, one EXTEND
+and one BLOCK step of full size run through the normal path over a small pool (`warm_config`), and the
+most memory that the process held by then is what everything but the pool takes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from paceline.core.config import CacheConfig
+from paceline.core.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig
 from paceline.core.errors import MemoryBudgetError
 
 _GB = 1e9
+_WARM_TAIL = 16
 _DEFAULT_SHARE = {"cpu": 0.5, "cuda": 0.9}  # of the free memory, when no budget is stated
 
 
@@ -87,6 +88,19 @@ def size_pool(
         f"context window {max_len} tokens"
     )
     return PoolSize(num_pages=pages, max_len=max_len, note=note)
+
+
+def warm_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
+    """The same engine with the least pool in which a step of full size runs, to measure it."""
+    cache = config.cache
+    max_len = min(cache.chunk_size + cache.max_rows + 8, cache.max_len or model.max_position)
+    pages = pages_for(max_len, _WARM_TAIL, cache.page_size) + 4 * cache.max_rows
+    return replace(
+        config,
+        cache=replace(cache, max_len=max_len, num_pages=pages, memory_gb=None, prefix_cache=False),
+        draft=DraftConfig(method="none", num_speculative_tokens=0),
+        graphs=False,
+    )
 
 
 def pages_for(max_len: int, tail: int, page_size: int) -> int:

@@ -84,7 +84,7 @@ def verify_device(
     flat = node.clamp(min=0)
     owner = torch.div(flat, width, rounding_mode="floor")
     row_of = torch.where(dead, table.num_rows, rows[owner])
-    position = lens[owner] + tree.depths.view(-1)[flat] + 1
+    position = lens[owner] + tree.depths.reshape(-1)[flat] + 1
     parents = parents_of(tree, selection)
     needs_path = table.in_play(host_rows) & opt.PENALTY
     picks = pick_by(
@@ -101,7 +101,7 @@ def verify_device(
         ),
         table,
     )
-    tokens = tree.token_ids.view(-1)[flat]
+    tokens = tree.token_ids.reshape(-1)[flat]
     ends = table.ends(row_of, picks.tokens, position + 1)
     first, past = selection.cu_q[:-1], selection.cu_q[1:]
     roots = torch.where(table.live[rows] & (past > first), first, -1)

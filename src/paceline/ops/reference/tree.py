@@ -84,7 +84,7 @@ def parents_of(tree: DraftTree, selection: Selection) -> Tensor:
     place.scatter_(
         0, torch.where(dead, batch * width, node), torch.arange(num, dtype=torch.int64, device=dev)
     )
-    parent = tree.parents.view(-1)[flat]
+    parent = tree.parents.reshape(-1)[flat]
     base = flat - flat % width
     return torch.where(dead | (parent < 0), -1, place[base + parent.clamp(min=0)])
 
@@ -103,7 +103,7 @@ def path_tokens_of(
     Returns:
         [T, A-1] int64, deepest first, -1 padded.
     """
-    tokens = tree.token_ids.view(-1)[selection.node.clamp(min=0)]
+    tokens = tree.token_ids.reshape(-1)[selection.node.clamp(min=0)]
     tokens = torch.where(parents < 0, -1, tokens)
     levels = []
     node = torch.arange(parents.shape[0], device=parents.device)
@@ -161,7 +161,7 @@ def _everything(tree: DraftTree, total: int) -> Selection:
     """All real nodes: they are each row's first ones, so the tree's bits need no renumbering."""
     batch, width = tree.token_ids.shape
     dev = tree.token_ids.device
-    mask = tree.mask.view(batch * width, -1)
+    mask = tree.mask.reshape(batch * width, -1)
     node = torch.arange(batch * width, device=dev)
     if total < batch * width:
         index = torch.arange(width, device=dev)
