@@ -56,7 +56,7 @@ def make_trainer(run: Run) -> Trainer:
     task = DFlashTask(run.loaded.net, net, _weigh(settings), compiled=compiled)
 
     def save(folder: Path) -> None:
-        dflash_checkpoint.save(net, folder, dtype=torch.bfloat16)
+        dflash_checkpoint.save(net, folder, dtype=torch.bfloat16, shard_bytes=SHARD_BYTES)
 
     packer = Packer(shards, geometry, settings.seed)
     log.info(
