@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from paceline.core.errors import RequestError
+from paceline.core.errors import ConfigError, RequestError
 from paceline.core.request import FinishReason, SamplingParams
 from tests.engine.harness import engine, request, run
 from tests.tiny import write_tiny
@@ -61,6 +61,15 @@ def test_a_request_with_nan_does_not_poison_others(tmp_path: Path, dtype: str, m
     done = run(eng, mixed)
     for item in good:
         assert done[item.id].tokens == alone[item.id].tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("threads", 10**6), ("max_rows", 10**9), ("memory_gb", 1e308)]
+)
+def test_sizes_beyond_any_machine_are_refused(folder: Path, name: str, value: float) -> None:
+    """What would end the process (threads, rows) or overflow is a message before the model loads."""
+    with pytest.raises(ConfigError, match=f"{name} .* above the limit"):
+        engine(folder, **{name: value})
 
 
 HARD = [

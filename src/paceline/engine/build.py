@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MAX_NODES = 256  # root included; what masks and kernels are tested for
+# Beyond these no machine gains, and the host runs out of memory before a message could be given.
+_MAX_ROWS, _MAX_THREADS, _MAX_GB = 65_536, 4_096, 1_000_000
 _OPTION_SLOTS = 16  # rows with penalties, bias or token masks at the same time
 
 
@@ -77,6 +79,15 @@ def resolve(config: EngineConfig) -> EngineConfig:
             ("threads", config.threads, 1),
         )
         if value is not None and value < low
+    ]
+    problems += [
+        f"{name} {value} is above the limit of {high}"
+        for name, value, high in (
+            ("max_rows", cache.max_rows, _MAX_ROWS),
+            ("threads", config.threads, _MAX_THREADS),
+            ("memory_gb", cache.memory_gb, _MAX_GB),
+        )
+        if value is not None and value > high
     ]
     if draft.num_speculative_tokens >= _MAX_NODES:
         problems.append(
