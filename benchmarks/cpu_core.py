@@ -230,7 +230,7 @@ def main() -> None:
         child_memory()
         return
     tokens = Tokenizer.from_files(models.resolve("default").path)
-    spec_bench = encode(workload.load([PROMPTS / "spec_bench_60.jsonl"]), tokens)
+    spec_bench = encode(workload.load([PROMPTS / "spec_bench.jsonl"]), tokens)
     copy = encode(workload.load([PROMPTS / "copy.jsonl"]), tokens)
     short = [t for t in spec_bench if len(t.prompt_ids) < 500]
     sample = short[:: max(1, len(short) // 7)][:7]
