@@ -27,6 +27,21 @@ from paceline.draft.dflash_net import DFlashNet, block_tokens
 from tests.dense import DenseAttend, whole
 
 MASK = 96  # the tiny vocabulary's last id; texts may hold it
+DFLASH2: dict[str, Any] = {  # as z-lab writes it: the block's size is nested
+    "architectures": ["DFlash2DraftModel"],
+    "block_size": None,
+    "is_causal": False,
+    "layer_types": ["sliding_attention"] * 2,
+    "sliding_window": 24,
+    "use_sliding_window": True,
+    "dflash_config": {
+        "block_size": 5,
+        "conv_kernel_size": 2,
+        "conv_group_size": 8,
+        "selector_rank": 12,
+        "selector_top_k": 6,
+    },
+}
 
 
 def target_of(
@@ -75,7 +90,9 @@ def dflash_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor
     """Random tensors of that configuration, under z-lab's names."""
     hidden, inner, dim = (config[k] for k in ("hidden_size", "intermediate_size", "head_dim"))
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    ids = config["dflash_config"].get("target_layer_ids")
+    nested = config["dflash_config"]
+    second = config["architectures"] == ["DFlash2DraftModel"]
+    ids = nested.get("target_layer_ids")
     taps = config["num_hidden_layers"] if ids is None else len(ids)  # the default: one a layer
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (hidden, taps * hidden),
@@ -98,12 +115,26 @@ def dflash_tensors(config: Mapping[str, Any], seed: int = 0) -> dict[str, Tensor
         shapes[f"layers.{i}.mlp.down_proj.weight"] = (hidden, inner)
         for name in ("input_layernorm", "post_attention_layernorm"):
             shapes[f"layers.{i}.{name}.weight"] = (hidden,)
+        if second:
+            kernels = 2 * nested["conv_kernel_size"] * hidden // nested["conv_group_size"]
+            for name in ("attention_conv", "mlp_conv"):
+                base = (2, nested["conv_kernel_size"], hidden)
+                shapes[f"layers.{i}.{name}.base_kernel"] = base
+                shapes[f"layers.{i}.{name}.kernel_projection.weight"] = (kernels, hidden)
+    if second:
+        for name in ("predecessor_codebook", "successor_codebook"):
+            shapes[f"candidate_selector.{name}"] = (config["vocab_size"], nested["selector_rank"])
+        projection = (nested["selector_rank"], hidden)
+        shapes["candidate_selector.hidden_projection.weight"] = projection
     tensors = {}
     for name, shape in shapes.items():
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
         noise = torch.randn(*shape, generator=generator)
         if "norm" in name:
             tensors[name] = 1.0 + 0.2 * noise
+        elif name.endswith("base_kernel"):  # about the identity
+            tensors[name] = 0.3 * noise
+            tensors[name][:, 0] += 1.0
         else:
             tensors[name] = noise * (1.4 * shape[-1] ** -0.5 if len(shape) > 1 else 0.3)
     return tensors

@@ -56,6 +56,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         }
     },
     "biases": {"attention_bias": True},
+    "the second": tiny_drafters.DFLASH2,
 }
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,6 +37,9 @@ _SAMPLED_SHARPNESS = 1.5
 _LEAST, _MOST = math.log(0.1), math.log(10.0)  # log sharpness stays between these
 _KEPT = 0.998  # of what was learned, per judged token
 _PRIOR = 20.0  # judged tokens of information that the starting value is worth
+
+
+Gains: TypeAlias = Callable[[int, "Tensor | None", Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +116,7 @@ def rank(
     noise: Callable[[Tensor], Tensor] | None,
     sharpness: Tensor,
     count: int,
+    gains: Gains | None = None,
 ) -> Candidates:
     """Take each position's `count` likeliest tokens by q and rank them by perturbed score.
 
@@ -126,16 +131,25 @@ def rank(
             the host knows that all rows are greedy.
         sharpness: [B, P].
         count: C, at most V.
+        gains: a drafter's second look at a position's candidates: (position, token chosen before it
+            [B] or None at the first, ids [B, C]) to what their logits gain, [B, C]. Positions are then
+            gone through from left to right, each knowing the best candidate of the one before.
     """
-    y = logits
-    if noise is not None:
-        y = y / torch.where(temperature > 0, temperature, 1.0).to(y.dtype).view(-1, 1, 1)
+    heat = torch.where(temperature > 0, temperature, 1.0).to(logits.dtype)
+    y = logits if noise is None else logits / heat.view(-1, 1, 1)
     top, ids = _largest(y, count)
     share = (top.logsumexp(-1) - y.logsumexp(-1)).clamp(max=0.0)
     ids, order = ids.sort(dim=-1)  # so that equal scores stand in the order of their ids
     scores = top.gather(-1, order)
     if noise is not None:
         scores = scores + noise(ids).to(y.dtype)
+    if gains is not None:
+        before: Tensor | None = None
+        for position in range(scores.shape[1]):
+            mine = ids[:, position]
+            gained = gains(position, before, mine).to(y.dtype) / heat.unsqueeze(1)
+            scores[:, position] += gained
+            before = mine.gather(1, scores[:, position].argmax(1, keepdim=True)).squeeze(1)
     scores, order = scores.sort(dim=-1, descending=True, stable=True)
     weights = (scores * sharpness.unsqueeze(2).to(y.dtype)).log_softmax(-1) + share.unsqueeze(2)
     return Candidates(ids=ids.gather(-1, order), scores=scores, weights=weights.to(torch.float32))

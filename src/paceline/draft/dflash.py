@@ -25,7 +25,7 @@ from torch import Tensor
 from paceline.core import tree
 from paceline.core.errors import ConfigError
 from paceline.draft.base import DrafterSpec
-from paceline.draft.candidates import CHUNK, SAMPLED, Candidates, Sharpness, rank
+from paceline.draft.candidates import CHUNK, SAMPLED, Candidates, Gains, Sharpness, rank
 from paceline.draft.dflash_checkpoint import load
 from paceline.draft.dflash_net import DFlashNet, block_tokens
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from paceline.core.config import DraftConfig
     from paceline.core.tree import DraftTree
     from paceline.draft.base import Commit, DraftRuntime, TargetInfo
+    from paceline.draft.dflash2 import Selector
 
 SOURCE = 4  # in `DraftTree.sources`: 1 and 2 are the row's own text and past outputs
 _GREEDY = 16  # candidates of a greedy row, at least: the proposed ones, and some to learn from
@@ -94,25 +95,51 @@ class DFlashBlock:
         # Reading this is free on a CPU, where ranking more candidates than needed is not.
         greedy = temperature.is_cpu and not bool((temperature > 0).any())
         count = max(count, _GREEDY if greedy else SAMPLED)
-        places = self._runtime.lens(rows).unsqueeze(1) + self._steps  # of the tokens proposed
-        owners = rows.unsqueeze(1).expand_as(places)
         sharpness = self._sharpness.of(temperature)
-        parts = []
         step = max(1, CHUNK // self.num_positions)  # logits of all rows at once would be large
+        parts = []
         for start in range(0, rows.shape[0], step):
-            mine = slice(start, start + step)
-
-            def noise(ids: Tensor, mine: slice = mine) -> Tensor:
-                asked = owners[mine].reshape(-1), places[mine].reshape(-1), ids.flatten(0, 1)
-                return self._runtime.noise(*asked).view(ids.shape)
-
-            logits = self.net.logits(hidden[mine].flatten(0, 1)).view(*hidden[mine].shape[:2], -1)
-            kept = min(count, logits.shape[-1])
-            asks = None if greedy else noise
-            parts.append(rank(logits, temperature[mine], asks, sharpness[mine], kept))
+            part = slice(start, start + step)
+            inputs = rows[part], hidden[part], temperature[part], sharpness[part]
+            parts.append(self._ranked(*inputs, count, greedy=greedy))
         found = Candidates.cat(parts)
         self._asked = (rows, temperature, found)
         return found
+
+    def _ranked(
+        self,
+        rows: Tensor,
+        hidden: Tensor,
+        temperature: Tensor,
+        sharpness: Tensor,
+        count: int,
+        *,
+        greedy: bool,
+    ) -> Candidates:
+        """Candidates of rows [B] from hidden states [B, P, H]; `greedy`: all rows are known to be."""
+        logits = self.net.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+        places = self._runtime.lens(rows).unsqueeze(1) + self._steps  # of the tokens proposed
+        owners = rows.unsqueeze(1).expand_as(places)
+
+        def noise(ids: Tensor) -> Tensor:
+            asked = owners.reshape(-1), places.view(-1), ids.flatten(0, 1)
+            return self._runtime.noise(*asked).view(ids.shape)
+
+        count = min(count, logits.shape[-1])
+        asks, gains = None if greedy else noise, None
+        if self.net.selector is not None:
+            count, gains = self.net.selector.top_k, self._gains(rows, hidden, self.net.selector)
+        return rank(logits, temperature, asks, sharpness, count, gains)
+
+    def _gains(self, rows: Tensor, hidden: Tensor, selector: Selector) -> Gains:
+        """DFlash 2's second look at candidates; the first position follows the row's newest token."""
+        projected = selector.projected(hidden)
+
+        def gains(position: int, before: Tensor | None, ids: Tensor) -> Tensor:
+            before = self.roots(rows) if before is None else before
+            return selector.gains(projected[:, position], before, ids)
+
+        return gains
 
     def roots(self, rows: Tensor) -> Tensor:
         """Newest token [B] int64 of each row."""

@@ -15,7 +15,15 @@ from torch import Tensor
 
 from paceline.core.errors import ConfigError, ModelError
 from paceline.draft import checkpoint_folder
-from paceline.draft.dflash_config import FULL, SLIDING, DFlashConfig, read_config, refuse_layout
+from paceline.draft.dflash_config import (
+    FIRST,
+    FULL,
+    SECOND,
+    SLIDING,
+    DFlashConfig,
+    read_config,
+    refuse_layout,
+)
 from paceline.draft.dflash_net import DFlashNet
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.weights import Placement
@@ -128,9 +136,10 @@ def config_values(config: DFlashConfig, dtype: torch.dtype) -> dict[str, object]
         "mask_token_id": config.mask_token_id,
     }
     nested |= _unusual(config)
+    name = FIRST if config.conv is None else SECOND
     values: dict[str, object] = {
-        "architectures": ["DFlashDraftModel"],
-        "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+        "architectures": [name],
+        "auto_map": {"AutoModel": f"dflash.{name}"},
         "model_type": "qwen3",
         "dtype": str(dtype).removeprefix("torch."),
         "hidden_act": "silu",
@@ -168,7 +177,15 @@ def _unusual(config: DFlashConfig) -> dict[str, object]:
         ("output_multiplier", config.logit_scale, 1.0),
         ("final_logit_softcapping", config.logit_softcap, None),
     )
-    return {key: value for key, value, usual in found if value != usual}
+    values: dict[str, object] = {key: value for key, value, usual in found if value != usual}
+    if config.conv is not None:
+        values |= {"conv_kernel_size": config.conv.taps, "conv_group_size": config.conv.group}
+    if config.selector is not None:
+        values |= {
+            "selector_rank": config.selector.rank,
+            "selector_top_k": config.selector.top_k,
+        }
+    return values
 
 
 def _rope_values(rope: RopeConfig) -> dict[str, object]:

@@ -30,7 +30,7 @@ from paceline.draft.base import DraftKV
 from paceline.models import hf
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-_ARCHITECTURES = ("DFlashDraftModel",)
+FIRST, SECOND = "DFlashDraftModel", "DFlash2DraftModel"
 _WINDOW_KEYS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 # Keys that say something about the network, read here or by `models.hf`.
 _READ = {
@@ -98,7 +98,23 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "projector_type": (None, "dflash"),
     "shift_label": (None, False),
 }
-_SELECTOR = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+_SECOND_KEYS = {"conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvConfig:
+    """DFlash 2's convolutions."""
+
+    taps: int  # rows of the block that a row is mixed from, itself included
+    group: int  # channels that share a row's own kernel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectorConfig:
+    """DFlash 2's candidate selector."""
+
+    rank: int
+    top_k: int  # candidates of a position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +143,8 @@ class DFlashConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    conv: ConvConfig | None = None
+    selector: SelectorConfig | None = None
 
     @property
     def num_proposals(self) -> int:
@@ -216,6 +234,7 @@ class _Reader:
         anchor = raw.flag("sample_from_anchor")
         scales = [raw.number(k, 1.0) for k in ("input_embedding_scale", "output_multiplier")]
         bias = raw.flag("attention_bias")
+        conv, selector = self._second()
         # Last, because it raises everything that was found so far.
         shape = raw.model_config(architecture="qwen3", qkv_bias=bias, o_bias=bias, qk_norm=True)
         return DFlashConfig(
@@ -241,12 +260,36 @@ class _Reader:
             embedding_scale=scales[0],
             logit_scale=scales[1],
             logit_softcap=cap if cap > 0 else None,
+            conv=conv,
+            selector=selector,
+        )
+
+    def _second(self) -> tuple[ConvConfig | None, SelectorConfig | None]:
+        """What DFlash 2 adds, if this is one."""
+        raw = self._raw
+        found = _SECOND_KEYS & set(raw.values)
+        if SECOND not in _architectures(raw):
+            if found:
+                raw.problems.append(
+                    f"{', '.join(sorted(found))} belong to {SECOND}, which architectures lacks"
+                )
+            return None, None
+        conv = ConvConfig(
+            taps=raw.integer("conv_kernel_size"), group=raw.integer("conv_group_size")
+        )
+        hidden = raw.integer("hidden_size")
+        if hidden % conv.group:
+            raw.problems.append(
+                f"hidden_size ({hidden}) must be a multiple of conv_group_size ({conv.group})"
+            )
+        return conv, SelectorConfig(
+            rank=raw.integer("selector_rank"), top_k=raw.integer("selector_top_k")
         )
 
     def _refuse_unknown(self) -> None:
-        known = _READ | _READ_NESTED | _PASSED_OVER | set(_NEUTRAL)
+        known = _READ | _READ_NESTED | _SECOND_KEYS | _PASSED_OVER | set(_NEUTRAL)
         unknown = sorted(set(self._top) - known)
-        known_nested = _READ_NESTED | _PASSED_OVER_NESTED | set(_NEUTRAL)
+        known_nested = _READ_NESTED | _SECOND_KEYS | _PASSED_OVER_NESTED | set(_NEUTRAL)
         unknown += sorted(f"dflash_config.{key}" for key in set(self._nested) - known_nested)
         if unknown:
             self._raw.problems.append(
@@ -316,14 +359,14 @@ class _Reader:
         return (bool(said),) * len(windows)
 
 
-def _refuse_architecture(raw: hf.HFConfig) -> None:
+def _architectures(raw: hf.HFConfig) -> list[str]:
     found = raw.values.get("architectures")
-    names = [str(n) for n in found] if isinstance(found, list) else []
-    nested = raw.values.get("dflash_config")
-    keys = {*raw.values, *(nested if isinstance(nested, Mapping) else ())}
-    if "DFlash2DraftModel" in names or keys & set(_SELECTOR):
-        refuse_layout(raw.where, "DFlash 2 (convolutions and a candidate selector)")
-    if not set(names) & set(_ARCHITECTURES):
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def _refuse_architecture(raw: hf.HFConfig) -> None:
+    names = _architectures(raw)
+    if not {FIRST, SECOND} & set(names):
         refuse_layout(raw.where, f"the architecture {' or '.join(names) or 'none at all'}")
 
 
@@ -335,7 +378,7 @@ def refuse_layout(where: Path, what: str) -> NoReturn:
     """
     msg = (
         f"{where} holds {what}; supported are DFlash drafters in z-lab's layout (architecture "
-        "DFlashDraftModel: config.json with dflash_config, safetensors without embedding or head). "
+        "DFlashDraftModel or DFlash2DraftModel: config.json with dflash_config, safetensors without embedding or head). "
         "Use a drafter in that layout."
     )
     raise ModelError(msg)

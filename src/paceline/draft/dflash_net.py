@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from paceline import ops
 from paceline.core.batch import Attend, AttnSite, ForwardBatch, ForwardOutput
+from paceline.draft.dflash2 import GroupedConv, Selector
 from paceline.draft.dflash_config import DFlashConfig
 from paceline.layers.attention import Attention
 from paceline.layers.linear import Linear
@@ -49,7 +50,7 @@ _STACKED_BYTES = 64 << 20  # most bytes that all layers' keys and values take be
 
 
 class DFlashLayer(nn.Module):
-    """A pre-norm block of the draft: attention with q/k norm, gated MLP.
+    """A pre-norm block of the draft: attention with q/k norm, gated MLP; DFlash 2's convolutions.
 
     Args:
         config: of the network.
@@ -57,6 +58,9 @@ class DFlashLayer(nn.Module):
         dtype: of the parameters.
         device: where they live.
     """
+
+    attention_conv: GroupedConv | None
+    mlp_conv: GroupedConv | None
 
     def __init__(
         self, config: DFlashConfig, index: int, *, dtype: torch.dtype, device: torch.device | str
@@ -73,6 +77,11 @@ class DFlashLayer(nn.Module):
         )
         self.mlp_norm = RMSNorm(size, eps, dtype=dtype, device=device)
         self.mlp = MLP(layer, dtype=dtype, device=device)
+        self.attention_conv = self.mlp_conv = None
+        if config.conv is not None:
+            block = config.block_size
+            self.attention_conv = GroupedConv(config.conv, size, block, dtype=dtype, device=device)
+            self.mlp_conv = GroupedConv(config.conv, size, block, dtype=dtype, device=device)
 
     if TYPE_CHECKING:  # nn.Module's own returns Any
 
@@ -97,9 +106,15 @@ class DFlashLayer(nn.Module):
             x, residual = self.attention_norm(x), x
         else:
             x, residual = self.attention_norm.add(x, residual)
-        x = self.attention(x, positions, rope, attend)
+        if self.attention_conv is None or self.mlp_conv is None:
+            x = self.attention(x, positions, rope, attend)
+            x, residual = self.mlp_norm.add(x, residual)
+            return self.mlp(x), residual
+        mixed = self.attention_conv.before(x)
+        x = self.attention_conv.after(self.attention(mixed.rows, positions, rope, attend), mixed)
         x, residual = self.mlp_norm.add(x, residual)
-        return self.mlp(x), residual
+        mixed = self.mlp_conv.before(x)
+        return self.mlp_conv.after(self.mlp(mixed.rows), mixed), residual
 
 
 _LAYER = "layers.{i}"
@@ -142,8 +157,27 @@ class DFlashNet(nn.Module):
         _rule(f"{_LAYER}.mlp.gate_up", f"{_LAYER}.mlp.gate_proj", f"{_LAYER}.mlp.up_proj"),
         _rule(f"{_LAYER}.mlp.down", f"{_LAYER}.mlp.down_proj"),
         _rule("norm", "norm"),
+        *(
+            rule
+            for name in ("attention_conv", "mlp_conv")
+            for rule in (
+                WeightRule(
+                    target=f"{_LAYER}.{name}.base_kernel",
+                    sources=(f"{_LAYER}.{name}.base_kernel",),
+                ),
+                _rule(f"{_LAYER}.{name}.kernel_projection", f"{_LAYER}.{name}.kernel_projection"),
+            )
+        ),
+        WeightRule(
+            target="selector.predecessors", sources=("candidate_selector.predecessor_codebook",)
+        ),
+        WeightRule(
+            target="selector.successors", sources=("candidate_selector.successor_codebook",)
+        ),
+        _rule("selector.hidden_projection", "candidate_selector.hidden_projection"),
     )
 
+    selector: Selector | None
     IGNORED: ClassVar[tuple[str, ...]] = (r"rotary_emb\.inv_freq$",)
     lm_head: ClassVar[None] = None  # as of a tied model: the head is the target's
 
@@ -169,6 +203,11 @@ class DFlashNet(nn.Module):
             for index in range(config.num_layers)
         )
         self.norm = RMSNorm(size, eps, dtype=self.dtype, device=place)
+        self.selector = None
+        if config.selector is not None:
+            self.selector = Selector(
+                config.selector, config.vocab_size, size, dtype=self.dtype, device=place
+            )
         self.rope = _long_rope(config, target.config.max_position)
         if place.type != "meta":
             self.rope.to(place)

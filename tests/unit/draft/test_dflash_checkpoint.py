@@ -124,11 +124,17 @@ def test_no_folder(
 
 
 @pytest.mark.parametrize("shard_bytes", [None, 60_000])
+@pytest.mark.parametrize(
+    "layout", [{"attention_bias": True}, tiny_drafters.DFLASH2], ids=["first", "second"]
+)
 def test_saved_and_loaded(
-    tmp_path: Path, target: tuple[Path, TargetInfo], shard_bytes: int | None
+    tmp_path: Path,
+    target: tuple[Path, TargetInfo],
+    layout: dict[str, Any],
+    shard_bytes: int | None,
 ) -> None:
     """What is written reads back bit for bit, whole or in shards of the size that was asked for."""
-    folder = tiny_drafters.write_dflash(tmp_path / "d", target[0], attention_bias=True)
+    folder = tiny_drafters.write_dflash(tmp_path / "d", target[0], **layout)
     net = load_plain(folder, target[1], dtype=torch.float32)
     save(net, tmp_path / "copy", dtype=torch.float32, shard_bytes=shard_bytes)
     assert same(load_plain(tmp_path / "copy", target[1], dtype=torch.float32), net)

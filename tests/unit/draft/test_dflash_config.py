@@ -12,10 +12,11 @@ import torch
 from paceline.core.errors import ModelError
 from paceline.draft.dflash_checkpoint import config_values
 from paceline.draft.dflash_config import DFlashConfig, default_taps, read_config
-from tests.tiny_drafters import dflash_config
+from tests.tiny_drafters import DFLASH2, dflash_config
 
 TARGET = {"hidden_size": 64, "vocab_size": 97, "num_hidden_layers": 8}
 SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 9}
+SECOND = DFLASH2["dflash_config"]
 MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
 
 
@@ -98,6 +99,7 @@ YARN = {
 }
 WRITTEN = [
     {},
+    DFLASH2,
     SLIDING,
     SLIDING | {"is_causal": False},
     MIXED,
@@ -123,7 +125,7 @@ def test_what_is_written_reads_back(tmp_path: Path, options: dict[str, Any]) -> 
     """The written config.json means the same, in z-lab's keys."""
     config = read(tmp_path, **options)
     values = config_values(config, torch.bfloat16)
-    assert values["architectures"] == ["DFlashDraftModel"]
+    assert values["architectures"] == options.get("architectures", ["DFlashDraftModel"])
     (tmp_path / "config.json").write_text(json.dumps(values), encoding="utf-8")
     assert read_config(tmp_path) == config
 
@@ -140,8 +142,12 @@ def test_what_cannot_be_said_is_not_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options, said",
     [
-        ({"architectures": ["DFlash2DraftModel"]}, "DFlash 2"),
-        ({"dflash_config": {"selector_rank": 256}}, "DFlash 2"),
+        ({"architectures": ["DFlash2DraftModel"]}, "conv_kernel_size must be a positive"),
+        ({"dflash_config": {"selector_rank": 256}}, "selector_rank belong to DFlash2DraftModel"),
+        (
+            DFLASH2 | {"dflash_config": SECOND | {"conv_group_size": 7}},
+            "multiple of conv_group_size",
+        ),
         ({"architectures": ["Eagle3DraftModel"]}, "the architecture Eagle3DraftModel"),
         ({"architectures": []}, "none at all"),
         ({"dflash_config": {"projector_type": "domino"}}, "projector_type is 'domino'"),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.request import SamplingParams
+from paceline.draft.candidates import rank
 from paceline.draft.dflash_checkpoint import load
 from paceline.draft.dflash_net import DFlashNet
 from tests import tiny, tiny_drafters
@@ -65,6 +66,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         }
     },
     "biases": {"attention_bias": True},
+    "the second": tiny_drafters.DFLASH2,
 }
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # transformers norms in float32, whatever the model's dtype
 TOKENS = [(5 * i * i + 2 * i) % 90 + 3 for i in range(40)]
@@ -84,18 +86,25 @@ class Pair:
 @pytest.fixture(params=LAYOUTS)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Pair:
     """One layout after the other."""
-    # Not the last layer: transformers hands out its output after the final norm.
-    nested = {"target_layer_ids": [0, 2], **LAYOUTS[request.param].get("dflash_config", {})}
-    options = {**LAYOUTS[request.param], "dflash_config": nested}
+    options = with_taps(LAYOUTS[request.param])
     base = tiny.write_tiny(tmp_path / "target", "qwen3", seed=5, num_hidden_layers=4)
     folder = tiny_drafters.write_dflash(tmp_path / "drafter", base, seed=2, **options)
     return load_pair(base, folder)
 
 
+def with_taps(layout: dict[str, Any]) -> dict[str, Any]:
+    """Not the last layer: transformers hands out its output after the final norm."""
+    nested = {"target_layer_ids": [0, 2], **layout.get("dflash_config", {})}
+    return {**layout, "dflash_config": nested}
+
+
 def load_pair(base: Path, folder: Path) -> Pair:
     model, info = tiny_drafters.target_of(base)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float64)
-    drafter = reference.DFlashDraftModel.from_pretrained(folder, dtype=torch.float64)
+    config = (folder / "config.json").read_text(encoding="utf-8")
+    second = "DFlash2DraftModel" in config
+    kind = reference.DFlash2DraftModel if second else reference.DFlashDraftModel
+    drafter = kind.from_pretrained(folder, dtype=torch.float64)
     return Pair(theirs.eval(), drafter.eval(), model, load(folder, info), (base, folder))
 
 
@@ -148,6 +157,45 @@ def test_features_keys_and_every_row(pair: Pair) -> None:
             kept = stored.keys.shape[2]  # a sliding layer keeps its window only
             torch.testing.assert_close(k[-kept:].transpose(0, 1), stored.keys[0], **CLOSE)
             torch.testing.assert_close(v[-kept:].transpose(0, 1), stored.values[0], **CLOSE)
+
+
+@torch.inference_mode()
+def test_the_second_s_choice_of_candidates(tmp_path: Path) -> None:
+    """DFlash 2's walk over candidates, each position knowing the choice before it, is the reference's
+    for every newest token; it is not the walk of logits alone.
+    """
+    base = tiny.write_tiny(tmp_path / "target", "qwen3", seed=5, num_hidden_layers=4)
+    folder = tiny_drafters.write_dflash(
+        tmp_path / "drafter", base, **with_taps(tiny_drafters.DFLASH2)
+    )
+    pair = load_pair(base, folder)
+    net = pair.drafter
+    assert net.selector is not None
+    features = tiny_drafters.features_of(pair.target, TOKENS[:9], net.config.target_layer_ids)
+    changed = 0
+    for root in range(0, 96, 5):
+        hidden = tiny_drafters.blocks(net, [*TOKENS[:9], root], [9], features)[:, 1:]
+        anchor = torch.tensor([root])
+        theirs, _, _ = pair.their_drafter.propose(
+            hidden, anchor, reference._output_head(pair.their_target), 0.0
+        )
+        projected = net.selector.projected(hidden)
+
+        def gains(
+            position: int,
+            before: Tensor | None,
+            ids: Tensor,
+            projected: Tensor = projected,
+            anchor: Tensor = anchor,
+        ) -> Tensor:
+            before = anchor if before is None else before
+            return net.selector.gains(projected[:, position], before, ids)
+
+        logits = net.logits(hidden[0])[None]
+        mine = rank(logits, torch.zeros(1), None, torch.ones(logits.shape[:2]), 6, gains)
+        assert mine.ids[:, :, 0].tolist() == theirs.tolist()
+        changed += mine.ids[:, :, 0].tolist() != logits.argmax(-1).tolist()
+    assert changed > 5
 
 
 def test_committed_tokens(pair: Pair) -> None:
