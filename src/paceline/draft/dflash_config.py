@@ -232,6 +232,8 @@ class _Reader:
         taps = self._taps(num_target_layers, layers)
         target_hidden_size = raw.integer("target_hidden_size", raw.integer("hidden_size"))
         anchor = raw.flag("sample_from_anchor")
+        if block == 1 and not anchor:
+            raw.problems.append("block_size is 1, which leaves no mask to fill in; 2 or more")
         scales = [raw.number(k, 1.0) for k in ("input_embedding_scale", "output_multiplier")]
         bias = raw.flag("attention_bias")
         conv, selector = self._second()
