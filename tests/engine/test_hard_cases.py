@@ -64,7 +64,7 @@ def test_a_request_with_nan_does_not_poison_others(tmp_path: Path, dtype: str, m
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("threads", 10**6), ("max_rows", 10**9), ("memory_gb", 1e308)]
+    "name,value", [("threads", 10**6), ("max_rows", 10**9), ("memory_gb", 1e308)]
 )
 def test_sizes_beyond_any_machine_are_refused(folder: Path, name: str, value: float) -> None:
     """What would end the process (threads, rows) or overflow is a message before the model loads."""
