@@ -149,10 +149,18 @@ class DFlashTask:
         if not isinstance(head, Tensor):  # packed for this CPU: the loss wants it as it is
             head = head.rows(torch.arange(target.config.vocab_size))
         self._head = head.detach()
-        if net.config.logit_softcap is not None:
+        lacking = [
+            what
+            for what, there in (
+                ("caps its logits", net.config.logit_softcap is not None),
+                ("has a candidate selector (DFlash 2)", net.config.selector is not None),
+            )
+            if there
+        ]
+        if lacking:
             msg = (
-                "the drafter caps its logits (final_logit_softcapping), which training does not "
-                "support; train a drafter without it"
+                f"the drafter {' and '.join(lacking)}, which training does not support; possible "
+                "are DFlash drafters without; train a new one"
             )
             raise ConfigError(msg)
         net.requires_grad_(True)

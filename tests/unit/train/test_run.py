@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from paceline.api.tokenizer import Tokenizer
 from paceline.cli import main as paceline
 from paceline.core.errors import ConfigError
 from paceline.draft import dflash_checkpoint
+from paceline.draft.dflash_config import SelectorConfig
 from paceline.models import LoadedModel
 from paceline.train import run as module
 from paceline.train import train_dflash as finishing
@@ -247,6 +249,14 @@ def test_taps_beyond_the_target_are_refused(target: LoadedModel) -> None:
         ConfigError, match=r"layers \[3\] do not exist; the target has layers 0 to 2"
     ):
         new_config(TrainSettings(taps=(1, 3)), target.config, 90)
+
+
+def test_drafters_that_training_does_not_know_are_refused(target: LoadedModel) -> None:
+    """A selector or a cap would be trained wrongly, or not at all."""
+    net = new_net(target)
+    net.config = replace(net.config, logit_softcap=30.0, selector=SelectorConfig(rank=4, top_k=2))
+    with pytest.raises(ConfigError, match=r"caps its logits and has a candidate selector"):
+        DFlashTask(target.net, net, DECAY)
 
 
 def test_compiled_networks_are_one_graph_each(
