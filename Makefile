@@ -79,6 +79,7 @@ $(RUN): pyproject.toml constraints.txt | $(BIN)/python
 $(DEV): $(RUN)
 	@echo 'Installing the tools for tests and checks'
 	@$(PIP) --no-build-isolation -e '.[dev]' || $(FAILED)
+	@$(PIP) --no-deps dflash || $(FAILED) # an oracle for tests, without its own dependencies
 	touch $@
 
 # llama.cpp is compiled here; where that fails, the benchmark says that it is left out.

@@ -64,7 +64,11 @@ def test_parameters_of_wrong_kinds_are_refused(llm: LLM, params: object) -> None
         llm.generate("a", params)
 
 
-@pytest.mark.parametrize("messages", [None, 5, "hi", {"role": "user"}, iter(HELLO)], ids=repr)
+@pytest.mark.parametrize(
+    "messages",
+    [None, 5, "hi", {"role": "user"}, iter(HELLO)],
+    ids=["none", "number", "text", "mapping", "iterator"],
+)
 def test_conversations_of_wrong_kinds_are_refused(llm: LLM, messages: object) -> None:
     """What is no list of messages is a TemplateError that shows one."""
     with pytest.raises(TemplateError, match="role"):

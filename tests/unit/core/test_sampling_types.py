@@ -47,7 +47,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("fields", BAD, ids=str)
+@pytest.mark.parametrize("fields", BAD, ids=[f"{i}-{next(iter(b))}" for i, b in enumerate(BAD)])
 def test_wrong_types_and_sizes_are_named(fields: dict[str, object]) -> None:
     """A caller who passes JSON through learns which field is wrong."""
     with pytest.raises(RequestError, match=next(iter(fields))):
