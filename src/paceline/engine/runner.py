@@ -6,11 +6,13 @@ graphs and keeps no state between passes.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import torch
 
 from paceline.attention.base import PagedAttend
+from paceline.engine.fused import FusedPass, fuse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from paceline.core.batch import ForwardBatch, ForwardOutput
     from paceline.kv.pool import KVPool
     from paceline.models.base import CausalLM
+
+log = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -43,10 +47,15 @@ class ModelRunner:
         self.pool = pool
         self.backend = backend
         self.aux_layers = aux_layers
+        fused = fuse(net, pool, backend, aux_layers)
+        self._fused = fused if isinstance(fused, FusedPass) else None
+        log.debug("layers run %s", "in one call" if self._fused else f"one by one: {fused}")
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         """One pass; writes the batch's keys and values to the pool."""
+        if self._fused is not None:
+            return self._fused.forward(batch, self.aux_layers)
         self.backend.plan(batch)
         attend = PagedAttend(self.backend, self.pool, batch)
         return self.net(batch, attend, self.aux_layers)

@@ -58,6 +58,11 @@ class DenseWeight:
         return self.blocks.dtype
 
     @property
+    def pairs(self) -> bool:
+        """Whether input features are laid out in pairs, for bfloat16 activations only."""
+        return self.blocks.ndim == 4
+
+    @property
     def nbytes(self) -> int:
         """Bytes held, padding included."""
         return self.blocks.nbytes
@@ -65,7 +70,7 @@ class DenseWeight:
     @property
     def kind(self) -> str:
         """One line for people."""
-        how = "AVX512-BF16" if self.blocks.ndim == 4 else "float32 arithmetic"
+        how = "AVX512-BF16" if self.pairs else "float32 arithmetic"
         return f"{str(self.dtype)[6:]}, own kernel, {how}"
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -88,7 +93,7 @@ class DenseWeight:
     def _multiply(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         n, k = self.shape
         blocks = self.blocks
-        pairs = blocks.ndim == 4
+        pairs = self.pairs
         if x.dtype not in DTYPES or (pairs and x.dtype != torch.bfloat16) or needs_grad(x, bias):
             every = self.plain().to(x.dtype)
             return functional.linear(x, every, bias).to(dtype)

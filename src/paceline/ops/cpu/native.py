@@ -38,6 +38,7 @@ class Native:
     silu_mul: Call
     kv_write: Call
     attention: Call
+    stack: Call
     pairs: bool  # 16-bit matrices are laid out in pairs (AVX512-BF16)
     groups: bool  # `packed` works (AVX512-VNNI)
     path: Path
@@ -52,10 +53,11 @@ _SIGNATURES: dict[str, list[type]] = {
     "silu_mul": [_P] * 2 + [_L] * 3 + [_I] * 2,
     "kv_write": [_P] * 5 + [_L] * 8,
     "attention": [_P] * 5 + [_F, _L, _I, _I],
+    "stack": [_P] * 3 + [_I],
 }
 # Products and attention let other Python threads run. What takes a few microseconds keeps the
 # interpreter's lock: giving it away costs more than it brings.
-_LONG = ("dense", "packed", "attention")
+_LONG = ("dense", "packed", "attention", "stack")
 
 
 def load(path: Path) -> Native:

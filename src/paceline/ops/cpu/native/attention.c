@@ -7,19 +7,12 @@
  *
  * Only listed keys are read; the pool's other memory may hold anything.
  */
+#include "kernels.h"
 #include "pool.h"
 #include "vec.h"
 
 #define KEYS 64    /* a tile */
 #define QUERIES 16 /* of one row, that walk the tiles together: a tile is in the nearest cache then */
-
-typedef struct {
-    const int64_t *prefix_lens, *cu_q, *tail_lens, *mask, *positions;
-    const int32_t *pages;
-    int64_t rows, tokens, words, pages_stride, page_size;
-    int64_t q_heads, kv_heads, width, pool_head; /* pool_head: elements between heads of the pool */
-    int q_dtype, pool_dtype;
-} Plan;
 
 typedef struct {
     const Plan *p;

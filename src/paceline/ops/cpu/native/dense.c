@@ -4,6 +4,7 @@
  * otherwise [N/32][K][32]. Every output has one accumulator, which runs over K in order, so its bits
  * depend on its own row and column only, not on the tile or the thread that computes it.
  */
+#include "kernels.h"
 #include "pool.h"
 #include "rows.h"
 #include "vec.h"

@@ -3,6 +3,7 @@
  * Rows are given by strides (in elements), so that slices of a fused projection need no copies. What
  * a row yields is computed in one fixed order, whoever computes it.
  */
+#include "kernels.h"
 #include "pool.h"
 #include "vec.h"
 

@@ -7,6 +7,7 @@
  *
  * A group's integer sum is exact; one float accumulator per output runs over the groups in order.
  */
+#include "kernels.h"
 #include "pool.h"
 #include "rows.h"
 #include "vec.h"

@@ -14,7 +14,6 @@
 #include <immintrin.h>
 #endif
 
-#define API __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 #define VL 16
 
