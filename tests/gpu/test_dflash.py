@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,7 @@ def test_the_device_s_tree_is_the_host_s() -> None:
     rng = random.Random(5)
     for _ in range(100):
         roots, found, budget, cap = random_case(rng)
-        moved = Candidates(
-            ids=found.ids.cuda(), scores=found.scores.cuda(), weights=found.weights.cuda()
-        )
+        moved = Candidates(**{f.name: getattr(found, f.name).cuda() for f in fields(found)})
         mine = best_first(roots.cuda(), moved, budget, topk_cap=cap)
         mine = mine.to(torch.device("cpu"))
         mine.check()

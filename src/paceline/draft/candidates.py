@@ -8,20 +8,25 @@ alternative: perturbed top-k. At temperature 0 there is no noise, and this is pl
 Survival. Let x be a candidate's perturbed score. If the errors of x are Gumbel distributed with scale
 1 / sharpness, the chance that a candidate is the target's choice is its share of softmax(sharpness * x)
 (Luce's choice rule): a clear gap to the next candidate means near certainty, a small one means nearly
-equal chances. At temperature 0 and sharpness 1 this is the drafter's own probability. How sharp the
-scores really are differs by drafter, by position and between greedy and sampled rows, so it is learned
-from every emitted token by maximum likelihood, on the device.
+equal chances. At temperature 0 and sharpness 1 this is the drafter's own probability.
+
+How sharp the scores really are differs by drafter, by position and between greedy and sampled rows. And
+it differs by what stands before: a block's distributions do not know which token is chosen to their
+left, so they are about the path that the drafter holds for likeliest, the *spine*; after any other token
+the next distribution is right far less often. So `Calibration` learns a sharpness for each of these from
+every emitted token, by maximum likelihood, on the device.
 
 Not here: which candidates are proposed (`dflash.py`, `ddtree.py`).
 
-Letters: B rows, P positions of a block that are proposed, V vocabulary, C candidates.
+Letters: B rows, P positions of a block that are proposed, V vocabulary, C candidates. A 2 in a shape
+is on the spine, off the spine.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeAlias
 
 import torch
@@ -37,7 +42,7 @@ _SAMPLED_SHARPNESS = 1.5
 _LEAST, _MOST = math.log(0.1), math.log(10.0)  # log sharpness stays between these
 _KEPT = 0.998  # of what was learned, per judged token
 _PRIOR = 20.0  # judged tokens of information that the starting value is worth
-
+_OFF_SPINE = 0.5  # of the sharpness on the spine, to begin with
 
 Gains: TypeAlias = Callable[[int, "Tensor | None", Tensor], Tensor]
 
@@ -48,7 +53,9 @@ class Candidates:
 
     ids: Tensor  # [B, P, C] int64
     scores: Tensor  # [B, P, C] perturbed scores, not increasing
-    weights: Tensor  # [B, P, C] float32 log survival, given that the path before is right
+    share: Tensor  # [B, P] log of the candidates' part of q, all together
+    weights: Tensor  # [B, P, C] float32 log survival after the spine, given that it is right
+    off_spine: Tensor  # [B, P, C] the same after any other path
 
     @staticmethod
     def cat(parts: Sequence[Candidates]) -> Candidates:
@@ -56,14 +63,14 @@ class Candidates:
         if len(parts) == 1:
             return parts[0]
         return Candidates(
-            ids=torch.cat([p.ids for p in parts]),
-            scores=torch.cat([p.scores for p in parts]),
-            weights=torch.cat([p.weights for p in parts]),
+            **{f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(Candidates)}
         )
 
 
-class Sharpness:
-    """How much the gaps between scores mean: by position, for greedy and for sampled rows.
+class Calibration:
+    """What gaps between scores mean, and how much of the target's choice the candidates hold.
+
+    By position, on and off the spine, for greedy and for sampled rows.
 
     Args:
         num_positions: P.
@@ -71,18 +78,27 @@ class Sharpness:
     """
 
     def __init__(self, num_positions: int, device: torch.device) -> None:
-        start = torch.tensor([[_GREEDY_SHARPNESS], [_SAMPLED_SHARPNESS]], device=device)
-        self._log = start.log().expand(2, num_positions).clone()  # [2, P]: greedy, sampled
+        kinds, contexts = (_GREEDY_SHARPNESS, _SAMPLED_SHARPNESS), (1.0, _OFF_SPINE)
+        start = torch.tensor([kind * off for kind in kinds for off in contexts], device=device)
+        self._log = start.log().unsqueeze(1).expand(4, num_positions).clone()  # [2 kinds x 2, P]
         self._information = torch.full_like(self._log, _PRIOR)
+        self._held = torch.full_like(self._log, _PRIOR)  # emitted tokens that were candidates
+        self._claimed = torch.full_like(self._log, _PRIOR)  # how many should have been
 
-    def of(self, temperature: Tensor) -> Tensor:
-        """Sharpness [B, P] for rows of these temperatures [B].
+    def sharpness(self, temperature: Tensor) -> Tensor:
+        """Sharpness [B, 2, P] for rows of these temperatures [B].
 
         Errors of the drafter's logits grow as they are divided by the temperature; the noise does not.
         """
         sampled = temperature > 0
         scale = torch.where(sampled, temperature, 1.0).to(self._log.dtype)
-        return self._log[sampled.long()].exp() * scale.unsqueeze(1)
+        kinds = self._log.view(2, 2, -1)[sampled.long()]
+        return kinds.exp() * scale.view(-1, 1, 1)
+
+    def reach(self, temperature: Tensor) -> Tensor:
+        """Log factor [B, 2, P] on the candidates' share of q."""
+        factor = (self._held / self._claimed).log()
+        return factor.view(2, 2, -1)[(temperature > 0).long()]
 
     def learn(self, found: Candidates, temperature: Tensor, emitted: Tensor) -> None:
         """One step of stochastic Newton on the likelihood of the emitted tokens, in log sharpness.
@@ -91,45 +107,57 @@ class Sharpness:
             found: what was proposed from.
             temperature: [B], as it was then.
             emitted: [B, P] int64 tokens that the target emitted at these positions; -1: none, which
-                teaches nothing, as does a token that was no candidate.
+                teaches nothing. A token that was no candidate teaches about `reach` alone.
         """
-        sharp = self.of(temperature).unsqueeze(2)
+        off = (emitted != found.ids[:, :, 0]).cumsum(1).roll(1, 1) > 0  # [B, P]
+        off[:, 0] = False
+        sharp = self.sharpness(temperature)
+        sharp = torch.where(off, sharp[:, 1], sharp[:, 0]).unsqueeze(2)
         x = found.scores.to(sharp.dtype) * sharp
-        share = x.softmax(-1)
+        part = x.softmax(-1)
+        mean = (part * x).sum(-1)
         hit = found.ids == emitted.unsqueeze(2)
-        judged = hit.any(-1)
-        mean = (share * x).sum(-1)
-        gradient = torch.where(judged, (x * hit).sum(-1) - mean, 0.0)  # d log-likelihood / d log s
-        variance = (share * x.square()).sum(-1) - mean.square()
-        kinds = (temperature > 0).long()
-        zero = torch.zeros_like(self._log)
-        gradient = zero.index_add(0, kinds, gradient)
-        gained = zero.index_add(0, kinds, torch.where(judged, variance, 0.0))
-        count = zero.index_add(0, kinds, judged.to(zero.dtype))
-        self._information = self._information * _KEPT**count + gained
+        judged, held = emitted >= 0, hit.any(-1)
+        gradient = (x * hit).sum(-1) - mean  # d log-likelihood / d log sharpness
+        variance = (part * x.square()).sum(-1) - mean.square()
+        at = 2 * (temperature > 0).long().unsqueeze(1) + off
+        gradient, gained, seen, count, claimed = (
+            torch.zeros_like(self._log).scatter_add(0, at, torch.where(mask, value, 0.0))
+            for mask, value in (
+                (held, gradient.nan_to_num(0.0)),
+                (held, variance.nan_to_num(0.0)),
+                (held, torch.ones_like(mean)),
+                (judged, torch.ones_like(mean)),
+                (judged, found.share.to(mean.dtype).exp().nan_to_num(0.0)),
+            )
+        )
+        kept = _KEPT**count
+        self._information = self._information * kept + gained
         self._log = (self._log + gradient / self._information).clamp(_LEAST, _MOST)
+        self._held = self._held * kept + seen
+        self._claimed = self._claimed * kept + claimed
 
 
 def rank(
     logits: Tensor,
     temperature: Tensor,
     noise: Callable[[Tensor], Tensor] | None,
-    sharpness: Tensor,
+    calibration: Calibration,
     count: int,
     gains: Gains | None = None,
 ) -> Candidates:
     """Take each position's `count` likeliest tokens by q and rank them by perturbed score.
 
     Noise is looked up for these alone: hashing the whole vocabulary costs more than a small drafter's
-    pass. Weights are normalised over the candidates, times the candidates' share of q; so at sharpness
-    1 a greedy row's are log-probabilities over the full vocabulary.
+    pass. Weights are normalised over the candidates, times the candidates' share of q; so before
+    anything was learned a greedy row's are log-probabilities over the full vocabulary.
 
     Args:
         logits: [B, P, V] float32 or wider.
         temperature: [B]; 0 for greedy rows.
         noise: ids [B, P, C] to the target's keyed noise for them, [B, P, C], 0 in greedy rows; None if
             the host knows that all rows are greedy.
-        sharpness: [B, P].
+        calibration: of P positions.
         count: C, at most V.
         gains: a drafter's second look at a position's candidates: (position, token chosen before it
             [B] or None at the first, ids [B, C]) to what their logits gain, [B, C]. Positions are then
@@ -151,8 +179,17 @@ def rank(
             scores[:, position] += gained
             before = mine.gather(1, scores[:, position].argmax(1, keepdim=True)).squeeze(1)
     scores, order = scores.sort(dim=-1, descending=True, stable=True)
-    weights = (scores * sharpness.unsqueeze(2).to(y.dtype)).log_softmax(-1) + share.unsqueeze(2)
-    return Candidates(ids=ids.gather(-1, order), scores=scores, weights=weights.to(torch.float32))
+    sharpness = calibration.sharpness(temperature).to(y.dtype)
+    held = (share.unsqueeze(1) + calibration.reach(temperature)).clamp(max=0.0)
+    weights = (scores.unsqueeze(1) * sharpness.unsqueeze(3)).log_softmax(-1) + held.unsqueeze(3)
+    weights = weights.to(torch.float32)
+    return Candidates(
+        ids=ids.gather(-1, order),
+        scores=scores,
+        share=share,
+        weights=weights[:, 0],
+        off_spine=weights[:, 1],
+    )
 
 
 def _largest(y: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -2,18 +2,25 @@
 
 One block pass gives a distribution per position, whatever stands before it. So a path's survival is a
 product over its positions, and the `budget` likeliest prefixes form a tree: a parent is at least as
-likely as its child. The paper enumerates them with a heap, best first. Here they are found level by
-level: of depth d at most `budget` prefixes can be among the best, and each extends one of those of
-depth d - 1. A prefix that is the i-th best of its depth has, extended by the r-th candidate, at least
-(i + 1)(r + 1) - 1 others before it, so only pairs within the budget are looked at. All rows at once, a
-fixed number of tensor operations, no work per node: `best_first`. On a CPU, where a hundred small tensor
-operations cost more than a thousand of Python's, `best_first_host` is the heap; the trees are equal.
+likely as its child. The paper enumerates them with a heap, best first.
+
+One thing is added: a candidate survives less often after a path that has left the *spine* (the best
+candidate of every position), so there its weight is another (`candidates.py`). With equal weights this
+is the published tree.
+
+`best_first` finds the tree level by level: of depth d at most `budget` prefixes can be among the best,
+and each extends one of those of depth d - 1. Off the spine, the i-th best prefix of a depth, extended by
+the r-th candidate, has at least (i + 1)(r + 1) - 1 others before it, so only pairs within the budget are
+looked at. All rows at once, a fixed number of tensor operations, no work per node. On a CPU, where a
+hundred small tensor operations cost more than a thousand of Python's, `best_first_host` is the heap; the
+trees are equal.
 
 At temperature 0 candidates are ranked by q, as published. At others by q and the target's own noise,
 with survivals from the gaps (`candidates.py`): two children of a node then match the target more often
 than any one-child rule that lacks the noise.
 
-Order and ties: survival, then the shallower, then the one whose parent comes first, then rank.
+Order and ties: survival, then the shallower, then children of the spine, then the one whose parent
+comes first, then rank.
 
 Letters: B rows, P positions, C candidates, N nodes, W mask words, n pairs.
 """
@@ -105,7 +112,7 @@ def best_first(
         (-inf or NaN) is padding.
     """
     levels = _levels(roots, found, budget, topk_cap or found.ids.shape[2])
-    longest, total = len(levels), sum(level.scores.shape[1] for level in levels)
+    longest, total = found.ids.shape[1] + 1, sum(level.scores.shape[1] for level in levels)
     scores = torch.cat([level.scores for level in levels], dim=1)
     scores, order = scores.sort(dim=1, descending=True, stable=True)  # the root stays first
     scores, order = scores[:, : budget + 1], order[:, : budget + 1]
@@ -123,7 +130,7 @@ def best_first(
     tokens = torch.cat([level.tokens for level in levels], dim=1).gather(1, order)
     return DraftTree(
         token_ids=tokens.masked_fill_(~real, -1),
-        parents=paths[:, :, -2] if longest > 1 else torch.full_like(order, -1),
+        parents=paths[:, :, -2],
         depths=((paths >= 0).sum(2) - 1).clamp_(min=0),
         mask=_bits(paths),
         scores=scores.to(torch.float32),
@@ -132,67 +139,93 @@ def best_first(
     )
 
 
+def _levels(roots: Tensor, found: Candidates, budget: int, topk_cap: int) -> list[_Level]:
+    """The root; then for each position the spine's prefix, and the best others that end there."""
+    on, off = _sane(found.weights), _sane(found.off_spine)
+    rows, positions, count = on.shape
+    width, device = min(count, topk_cap), roots.device
+    place = torch.zeros(rows, 1, 1, dtype=torch.int64, device=device)
+    spine = _Level(tokens=roots.view(-1, 1), scores=on.new_zeros(rows, 1), paths=place)
+    others = _Level(tokens=place[:, :0, 0], scores=on.new_zeros(rows, 0), paths=place[:, :0])
+    levels, first = [spine], 1  # `first`: place of the level's first prefix
+    for position in range(positions):
+        parents, ranks = _pairs(others.scores.shape[1], width, budget, device)
+        # Children of the spine, then of the others, in the order that decides between equals.
+        beside = torch.arange(1, min(width, budget + 1), device=device)
+        scores = torch.cat(
+            (
+                spine.scores + on[:, position, beside],
+                others.scores[:, parents] + off[:, position, ranks],
+            ),
+            dim=1,
+        )
+        scores, order = scores.sort(dim=1, descending=True, stable=True)
+        scores, order = scores[:, :budget], order[:, :budget]
+        above = torch.cat((spine.paths, others.paths), dim=1)
+        parents = torch.cat((torch.zeros_like(beside), parents + 1))[order]
+        ranks = torch.cat((beside, ranks))[order]
+        size = order.shape[1]
+        own = torch.arange(first, first + size + 1, device=device).expand(rows, -1).unsqueeze(2)
+        spine = _Level(
+            tokens=found.ids[:, position, :1],
+            scores=spine.scores + on[:, position, :1],
+            paths=torch.cat((spine.paths, own[:, :1]), dim=2),
+        )
+        others = _Level(
+            tokens=found.ids[:, position].gather(1, ranks),
+            scores=scores,
+            paths=torch.cat(
+                (
+                    above.gather(1, parents.unsqueeze(2).expand(-1, -1, position + 1)),
+                    own[:, 1:],
+                ),
+                dim=2,
+            ),
+        )
+        levels += [spine, others]
+        first += size + 1
+    return levels
+
+
 def best_first_host(
     roots: Tensor, found: Candidates, budget: int, *, topk_cap: int | None = None
 ) -> DraftTree:
     """`best_first` with a heap per row, as published; for a CPU. Arguments as there."""
-    cap = topk_cap or found.ids.shape[2]
-    weights = _sane(found.weights[:, :, :cap]).tolist()
-    ids = found.ids[:, :, :cap].tolist()
-    proposals = [_heap(w, t, budget) for w, t in zip(weights, ids, strict=True)]
+    width = min(topk_cap or budget, budget)
+    on, off = (_sane(w[:, :, :width]).tolist() for w in (found.weights, found.off_spine))
+    ids = found.ids[:, :, :width].tolist()
+    rows = range(len(ids))
+    proposals = [_heap(on[b], off[b], ids[b], budget) for b in rows]
     return from_proposals(roots.tolist(), proposals)
 
 
-def _heap(weights: list[list[float]], ids: list[list[int]], budget: int) -> Proposal:
-    """The best prefixes of one row: weights and ids are [P][C]."""
+def _heap(
+    on: list[list[float]], off: list[list[float]], ids: list[list[int]], budget: int
+) -> Proposal:
+    """The best prefixes of one row; weights on and off the spine, and ids, are [P][C]."""
     tokens: list[int] = []
     parents: list[int] = []
     scores: list[float] = []
-    # What may come next: cost, depth, parent, rank, and the parent's score.
-    heap = [(-weights[0][0], 0, -1, 0, 0.0)]
+    # What may come next: cost, depth, whether after another path than the spine, parent, rank; and
+    # the parent's score.
+    heap = [(-on[0][0], 0, False, -1, 0, 0.0)]
     while heap and len(tokens) < budget:
-        cost, depth, parent, rank, above = heapq.heappop(heap)
+        cost, depth, beside, parent, rank, above = heapq.heappop(heap)
         if cost == math.inf:
             break
         own = len(tokens)
         tokens.append(ids[depth][rank])
         parents.append(parent)
         scores.append(-cost)
+        weights = off if beside else on
         if rank + 1 < len(weights[depth]):
             sibling = above + weights[depth][rank + 1]
-            heapq.heappush(heap, (-sibling, depth, parent, rank + 1, above))
+            heapq.heappush(heap, (-sibling, depth, beside, parent, rank + 1, above))
         if depth + 1 < len(weights):
-            child = scores[own] + weights[depth + 1][0]
-            heapq.heappush(heap, (-child, depth + 1, own, 0, scores[own]))
+            strays = beside or rank > 0
+            child = scores[own] + (off if strays else on)[depth + 1][0]
+            heapq.heappush(heap, (-child, depth + 1, strays, own, 0, scores[own]))
     return Proposal(tokens=tokens, parents=parents, scores=scores, sources=[SOURCE] * len(tokens))
-
-
-def _levels(roots: Tensor, found: Candidates, budget: int, topk_cap: int) -> list[_Level]:
-    """The root, then for each position the best prefixes that end there, at most `budget`."""
-    weights = _sane(found.weights)
-    rows, positions, count = weights.shape
-    zero = torch.zeros(rows, 1, 1, dtype=torch.int64, device=roots.device)
-    levels = [_Level(tokens=roots.view(-1, 1), scores=weights.new_zeros(rows, 1), paths=zero)]
-    first = 1  # place of the level's first prefix
-    for position in range(positions):
-        above = levels[-1]
-        known = above.scores.shape[1]
-        parents, ranks = _pairs(known, min(count, topk_cap), budget, roots.device)
-        scores = above.scores[:, parents] + weights[:, position, ranks]
-        scores, order = scores.sort(dim=1, descending=True, stable=True)
-        scores, order = scores[:, :budget], order[:, :budget]
-        size = order.shape[1]
-        paths = above.paths.gather(1, parents[order].unsqueeze(2).expand(-1, -1, position + 1))
-        own = torch.arange(first, first + size, device=roots.device).expand_as(order)
-        levels.append(
-            _Level(
-                tokens=found.ids[:, position].gather(1, ranks[order]),
-                scores=scores,
-                paths=torch.cat((paths, own.unsqueeze(2)), dim=2),
-            )
-        )
-        first += size
-    return levels
 
 
 def _sane(weights: Tensor) -> Tensor:
@@ -204,8 +237,8 @@ def _sane(weights: Tensor) -> Tensor:
 def _pairs(known: int, count: int, budget: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Which (prefix, candidate) pairs can be among the best `budget`: two lists [n]."""
     both = [(i, r) for i in range(known) for r in range(count) if (i + 1) * (r + 1) <= budget]
-    parents, ranks = torch.tensor(both, dtype=torch.int64, device=device).unbind(1)
-    return parents, ranks
+    pairs = torch.tensor(both, dtype=torch.int64, device=device).view(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
 
 
 def _bits(paths: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor
 from paceline.core import tree
 from paceline.core.errors import ConfigError
 from paceline.draft.base import DrafterSpec
-from paceline.draft.candidates import CHUNK, SAMPLED, Candidates, Gains, Sharpness, rank
+from paceline.draft.candidates import CHUNK, SAMPLED, Calibration, Candidates, Gains, rank
 from paceline.draft.dflash_checkpoint import load
 from paceline.draft.dflash_net import DFlashNet, block_tokens
 
@@ -52,7 +52,7 @@ class DFlashBlock:
         self.num_positions = min(net.config.num_proposals, most)
         self._first = 0 if net.config.sample_from_anchor else 1  # block row of the first position
         device = net.target.device
-        self._sharpness = Sharpness(self.num_positions, device)
+        self._calibration = Calibration(self.num_positions, device)
         block = net.config.block_size
         self._mask = tree.prefix_bits(torch.full((block,), block, device=device), block)
         self._steps = torch.arange(1, self.num_positions + 1, device=device)
@@ -85,7 +85,7 @@ class DFlashBlock:
         asked, self._asked = self._asked, None
         # A proposal is judged by the very next commit of the same rows, or not at all.
         if asked is not None and asked[0] is commit.rows:
-            self._sharpness.learn(asked[2], asked[1], self._emitted(commit))
+            self._calibration.learn(asked[2], asked[1], self._emitted(commit))
 
     @torch.inference_mode()
     def candidates(self, rows: Tensor, count: int) -> Candidates:
@@ -95,12 +95,11 @@ class DFlashBlock:
         # Reading this is free on a CPU, where ranking more candidates than needed is not.
         greedy = temperature.is_cpu and not bool((temperature > 0).any())
         count = max(count, _GREEDY if greedy else SAMPLED)
-        sharpness = self._sharpness.of(temperature)
         step = max(1, CHUNK // self.num_positions)  # logits of all rows at once would be large
         parts = []
         for start in range(0, rows.shape[0], step):
             part = slice(start, start + step)
-            inputs = rows[part], hidden[part], temperature[part], sharpness[part]
+            inputs = rows[part], hidden[part], temperature[part]
             parts.append(self._ranked(*inputs, count, greedy=greedy))
         found = Candidates.cat(parts)
         self._asked = (rows, temperature, found)
@@ -111,7 +110,6 @@ class DFlashBlock:
         rows: Tensor,
         hidden: Tensor,
         temperature: Tensor,
-        sharpness: Tensor,
         count: int,
         *,
         greedy: bool,
@@ -129,7 +127,7 @@ class DFlashBlock:
         asks, gains = None if greedy else noise, None
         if self.net.selector is not None:
             count, gains = self.net.selector.top_k, self._gains(rows, hidden, self.net.selector)
-        return rank(logits, temperature, asks, sharpness, count, gains)
+        return rank(logits, temperature, asks, self._calibration, count, gains)
 
     def _gains(self, rows: Tensor, hidden: Tensor, selector: Selector) -> Gains:
         """DFlash 2's second look at candidates; the first position follows the row's newest token."""

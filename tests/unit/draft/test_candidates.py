@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
+from dataclasses import fields
 
 import pytest
 import torch
 from torch import Tensor
 
-from paceline.draft.candidates import Candidates, Sharpness, rank
+from paceline.draft.candidates import Calibration, Candidates, rank
 from paceline.sample.noise import gumbel, hash_tokens, noise_words_of
 
 VOCAB = 500
@@ -33,14 +34,16 @@ def full_noise(temperature: Tensor, positions: int) -> Tensor:
     return noise_of(temperature, ids)
 
 
-def found(logits: Tensor, temperature: Tensor, count: int, sharpness: float = 1.0) -> Candidates:
-    return rank(
-        logits,
-        temperature,
-        lambda ids: noise_of(temperature, ids),
-        torch.full(logits.shape[:2], sharpness),
-        count,
-    )
+def plain(positions: int) -> Calibration:
+    """Before anything was learned, and with sampled rows' sharpness 1 too."""
+    new = Calibration(positions, torch.device("cpu"))
+    new._log = torch.zeros_like(new._log)
+    return new
+
+
+def found(logits: Tensor, temperature: Tensor, count: int) -> Candidates:
+    new = plain(logits.shape[1])
+    return rank(logits, temperature, lambda ids: noise_of(temperature, ids), new, count)
 
 
 def picks(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -60,7 +63,8 @@ def test_the_whole_vocabulary_by_brute_force() -> None:
     order = scores.argsort(dim=-1, descending=True, stable=True)
     assert torch.equal(got.ids, order)
     torch.testing.assert_close(got.scores, scores.gather(-1, order))
-    torch.testing.assert_close(got.weights, scores.log_softmax(-1).gather(-1, order))
+    weights = (scores * heat).log_softmax(-1)  # errors of scores grow as 1 / temperature
+    torch.testing.assert_close(got.weights, weights.gather(-1, order))
 
 
 def test_few_candidates_keep_the_vocabulary_in_their_weights() -> None:
@@ -81,10 +85,10 @@ def test_the_largest_of_many_are_found_in_two_stages(vocab: int) -> None:
     logits = torch.randn(2, 3, vocab, generator=generator) * 4
     logits[0, 0, 130:140] = 30.0  # the best ones in one block
     for count in (1, 10, 16, 40):
-        got = rank(logits, torch.zeros(2), None, torch.ones(2, 3), count)
+        got = rank(logits, torch.zeros(2), None, plain(3), count)
         assert torch.equal(got.scores, logits.topk(count).values)
         assert torch.equal(logits.gather(-1, got.ids), got.scores)
-        again = rank(logits, torch.zeros(2), torch.zeros_like, torch.ones(2, 3), count)
+        again = rank(logits, torch.zeros(2), torch.zeros_like, plain(3), count)
         assert torch.equal(again.ids, got.ids)
         torch.testing.assert_close(got.weights, logits.log_softmax(-1).gather(-1, got.ids))
 
@@ -110,7 +114,7 @@ def test_rows_are_ranked_alone() -> None:
         logits[1:2],
         temperature[1:2],
         lambda ids: noise_of(temperature, ids.expand(4, -1, -1))[1:2],
-        torch.ones(1, 3),
+        plain(3),
         20,
     )
     assert torch.equal(together.ids[1:2], alone.ids)
@@ -147,15 +151,15 @@ def test_learned_survival_is_calibrated(temperature: float, error: float) -> Non
 
     The rule assumes Gumbel errors; these are Gaussian, whose tails it overrates where they are large.
     """
-    sharpness = Sharpness(1, torch.device("cpu"))
+    calibration = Calibration(1, torch.device("cpu"))
     true, logits, heat = imperfect(temperature, error)
     for step in range(0, 3000, 10):  # ten rows at a time, one position each
         part = slice(step, step + 10)
-        some = rank_rows(logits[0, part], heat, sharpness, true[0, part], step)
-        sharpness.learn(some, heat.expand(10), true[0, part].unsqueeze(1))
+        some = rank_rows(logits[0, part], heat, calibration, true[0, part], step)
+        calibration.learn(some, heat.expand(10), true[0, part].unsqueeze(1))
     claimed, right = [], []
     fresh_true, fresh, _ = imperfect(temperature, error, seed=77)
-    got = rank_rows(fresh[0], heat, sharpness, fresh_true[0], 0)
+    got = rank_rows(fresh[0], heat, calibration, fresh_true[0], 0)
     for place in range(4):
         claimed.append(got.weights[:, 0, place].exp())
         right.append((got.ids[:, 0, place] == fresh_true[0]).float())
@@ -169,7 +173,7 @@ def test_learned_survival_is_calibrated(temperature: float, error: float) -> Non
 
 
 def rank_rows(
-    logits: Tensor, heat: Tensor, sharpness: Sharpness, true: Tensor, start: int
+    logits: Tensor, heat: Tensor, calibration: Calibration, true: Tensor, start: int
 ) -> Candidates:
     """Positions [n, V] of one text as n rows, with the noise of their own positions."""
     n = logits.shape[0]
@@ -182,28 +186,73 @@ def rank_rows(
 
     assert true.shape == (n,)
     temperature = heat.expand(n)
-    return rank(logits.unsqueeze(1), temperature, noise, sharpness.of(temperature), 128)
+    return rank(logits.unsqueeze(1), temperature, noise, calibration, 128)
 
 
-def test_sharpness_learns_in_the_right_direction() -> None:
-    """Good drafters become sharper, bad ones flatter; greedy and sampled rows apart, and nothing is
-    learned from tokens that were not emitted or were no candidates.
+def judged(
+    calibration: Calibration, emitted: Callable[[Tensor, Tensor], Tensor], error: float
+) -> None:
+    """Learn from 1,000 tokens at temperature 1, as rows of two positions with equal candidates.
+
+    `emitted` makes of the true tokens and of the best candidates, [10] each, what was emitted, [10, 2].
     """
-    for error, sign in ((0.1, 1), (2.5, -1)):
-        sharpness = Sharpness(2, torch.device("cpu"))
-        before = sharpness.of(torch.tensor([0.0, 1.0])).clone()
-        true, logits, heat = imperfect(1.0, error)
-        for step in range(0, 1000, 10):
-            part = slice(step, step + 10)
-            some = rank_rows(logits[0, part], heat, sharpness, true[0, part], step)
-            both = Candidates(
-                ids=some.ids.expand(-1, 2, -1),
-                scores=some.scores.expand(-1, 2, -1),
-                weights=some.weights.expand(-1, 2, -1),
-            )
-            emitted = torch.stack((true[0, part], torch.full((10,), -1)), dim=1)
-            sharpness.learn(both, heat.expand(10), emitted)
-        after = sharpness.of(torch.tensor([0.0, 1.0]))
-        assert torch.equal(after[0], before[0]), "greedy rows were not seen"
-        assert after[1, 1] == before[1, 1], "the second position was never emitted"
-        assert sign * math.log(after[1, 0] / before[1, 0]) > 0.1
+    true, logits, heat = imperfect(1.0, error)
+    for step in range(0, 1000, 10):
+        part = slice(step, step + 10)
+        some = rank_rows(logits[0, part], heat, calibration, true[0, part], step)
+        both = Candidates(
+            **{
+                f.name: getattr(some, f.name).expand(
+                    -1, 2, *[-1] * (getattr(some, f.name).ndim - 2)
+                )
+                for f in fields(some)
+            }
+        )
+        calibration.learn(both, heat.expand(10), emitted(true[0, part], some.ids[:, 0, 0]))
+
+
+@pytest.mark.parametrize("error, sign", [(0.1, 1), (2.5, -1)])
+def test_sharpness_learns_in_the_right_direction(error: float, sign: int) -> None:
+    """Good drafters become sharper, bad ones flatter; greedy and sampled rows apart, and nothing is
+    learned from tokens that were not emitted.
+    """
+    calibration = Calibration(2, torch.device("cpu"))
+    before = calibration._log.clone()
+    judged(calibration, lambda true, _: torch.stack((true, torch.full_like(true, -1)), 1), error)
+    after = calibration._log
+    assert torch.equal(after[:2], before[:2]), "greedy rows were not seen"
+    assert torch.equal(after[2:, 1], before[2:, 1]), "the second position was never emitted"
+    assert after[3, 0] == before[3, 0], "the first position is always on the spine"
+    assert sign * float(after[2, 0] - before[2, 0]) > 0.1
+
+
+def test_the_spine_and_what_left_it_are_judged_apart() -> None:
+    """A second token teaches about the spine only where the first was the spine's."""
+    calibration = Calibration(2, torch.device("cpu"))
+    before = calibration._log.clone()
+    judged(calibration, lambda true, best: torch.stack((best, true), 1), 0.3)
+    assert calibration._log[2, 1] != before[2, 1]
+    assert calibration._log[3, 1] == before[3, 1]
+    kept = calibration._log.clone()
+    stray = torch.full((10,), VOCAB)
+    judged(calibration, lambda true, _: torch.stack((stray, true), 1), 2.5)
+    assert calibration._log[2, 1] == kept[2, 1]
+    assert calibration._log[3, 1] < kept[3, 1]
+
+
+def test_reach_is_learned() -> None:
+    """Where emitted tokens often are no candidates, all candidates are worth less; tokens that no
+    candidate could be do not touch the sharpness.
+    """
+    calibration = Calibration(2, torch.device("cpu"))
+    before = calibration._log.clone()
+    outside = torch.full((10,), VOCAB)
+    judged(calibration, lambda _, __: torch.stack((outside, outside), 1), 0.3)
+    assert torch.equal(calibration._log, before)
+    reach = calibration.reach(torch.tensor([0.0, 1.0]))
+    assert bool((reach[0] == 0).all())
+    assert reach[1, 0, 0] < -1
+    assert reach[1, 1, 1] < -1
+    logits, heat = logits_of(1, 2), torch.ones(1)
+    worth = rank(logits, heat, torch.zeros_like, calibration, 64).weights.exp().sum(-1)
+    assert float(worth[0, 0]) < 0.4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import fields
 
 import pytest
 import torch
@@ -18,12 +19,20 @@ from tests.oracle.ddtree import best_sums, heap_tree
 BUILDERS = [best_first, best_first_host]
 
 
-def candidates(weights: torch.Tensor, generator: torch.Generator) -> Candidates:
+def candidates(
+    weights: torch.Tensor, generator: torch.Generator, off_spine: torch.Tensor | None = None
+) -> Candidates:
     """Candidates of these weights [B, P, C], distinct random tokens at each position."""
     rows, positions, count = weights.shape
     draws = torch.rand(rows, positions, 997, generator=generator)
     ids = draws.argsort(-1)[:, :, :count]
-    return Candidates(ids=ids, scores=weights, weights=weights)
+    return Candidates(
+        ids=ids,
+        scores=weights,
+        share=weights[:, :, 0],
+        weights=weights,
+        off_spine=weights if off_spine is None else off_spine,
+    )
 
 
 def random_case(rng: random.Random) -> tuple[torch.Tensor, Candidates, int, int | None]:
@@ -37,9 +46,12 @@ def random_case(rng: random.Random) -> tuple[torch.Tensor, Candidates, int, int 
     if rng.random() < 0.1:
         weights[:, rng.randrange(positions), rng.randrange(count) :] = -torch.inf
     weights = weights.clamp(max=0.0).sort(-1, descending=True).values
+    off = (
+        weights.clone() if rng.random() < 0.5 else (weights * rng.choice([0.5, 1.5]) - 0.5).round()
+    )
     budget = rng.choice([1, 2, 3, 5, 8, 16, 33, 63, 64, 65, 130])
     roots = torch.randint(0, 997, (rows,), generator=generator)
-    return roots, candidates(weights, generator), budget, rng.choice([None, 1, 2, 5])
+    return roots, candidates(weights, generator, off), budget, rng.choice([None, 1, 2, 5])
 
 
 def rows_of(tree: DraftTree) -> list[list[tuple[int, int, float]]]:
@@ -60,9 +72,10 @@ def test_equal_to_the_heap_in_a_thousand_random_cases(build: object) -> None:
         tree = build(roots, found, budget, topk_cap=cap)
         tree.check()
         assert tree.token_ids[:, 0].tolist() == roots.tolist()
-        weights, ids = found.weights[:, :, :cap].double().tolist(), found.ids[:, :, :cap].tolist()
-        for mine, w, t in zip(rows_of(tree), weights, ids, strict=True):
-            true = heap_tree(w, t, budget)
+        on, off = (w[:, :, :cap].double().tolist() for w in (found.weights, found.off_spine))
+        ids = found.ids[:, :, :cap].tolist()
+        for mine, *row in zip(rows_of(tree), on, off, ids, strict=True):
+            true = heap_tree(*row, budget)
             assert [node[:2] for node in mine] == [node[:2] for node in true]
             assert [node[2] for node in mine] == pytest.approx([node[2] for node in true], abs=1e-5)
 
@@ -73,9 +86,11 @@ def test_the_tree_is_the_best_one() -> None:
     for _ in range(30):
         weights = torch.randn(1, 4, 4, generator=generator).log_softmax(-1)
         weights = weights.sort(-1, descending=True).values
-        tree = best_first(torch.tensor([5]), candidates(weights, generator), 12)
+        off = weights * 0.6 - 0.3
+        tree = best_first(torch.tensor([5]), candidates(weights, generator, off), 12)
         scores = [score for _, _, score in rows_of(tree)[0]]
-        assert scores == pytest.approx(best_sums(weights[0].double().tolist(), 12), abs=1e-5)
+        tables = weights[0].double().tolist(), off[0].double().tolist()
+        assert scores == pytest.approx(best_sums(*tables, 12), abs=1e-5)
 
 
 @pytest.mark.parametrize("build", BUILDERS)
@@ -101,8 +116,8 @@ def test_rows_do_not_depend_on_their_company() -> None:
     roots = torch.arange(5)
     together = rows_of(best_first(roots, found, 20))
     for b in range(5):
+        mine = Candidates(**{f.name: getattr(found, f.name)[b : b + 1] for f in fields(found)})
         row = slice(b, b + 1)
-        mine = Candidates(ids=found.ids[row], scores=found.scores[row], weights=found.weights[row])
         assert rows_of(best_first(roots[row], mine, 20))[0] == together[b]
 
 

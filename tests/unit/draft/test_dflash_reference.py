@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.request import SamplingParams
-from paceline.draft.candidates import rank
+from paceline.draft.candidates import Calibration, rank
 from paceline.draft.dflash_checkpoint import load
 from paceline.draft.dflash_net import DFlashNet
 from tests import tiny, tiny_drafters
@@ -192,7 +192,8 @@ def test_the_second_s_choice_of_candidates(tmp_path: Path) -> None:
             return net.selector.gains(projected[:, position], before, ids)
 
         logits = net.logits(hidden[0])[None]
-        mine = rank(logits, torch.zeros(1), None, torch.ones(logits.shape[:2]), 6, gains)
+        new = Calibration(logits.shape[1], torch.device("cpu"))
+        mine = rank(logits, torch.zeros(1), None, new, 6, gains)
         assert mine.ids[:, :, 0].tolist() == theirs.tolist()
         changed += mine.ids[:, :, 0].tolist() != logits.argmax(-1).tolist()
     assert changed > 5

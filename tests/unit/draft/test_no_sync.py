@@ -119,7 +119,7 @@ def test_a_step_reads_nothing(tmp_path: Path, dtype: torch.dtype) -> None:
     assert tree.mask.shape == (B, 17, 1)
     tokens = 11
     flat = torch.zeros(tokens, dtype=torch.int64, device=device)
-    before = block._sharpness._log
+    before = block._calibration._log
     block.observe(
         Commit(
             rows=rows,
@@ -132,7 +132,7 @@ def test_a_step_reads_nothing(tmp_path: Path, dtype: torch.dtype) -> None:
         )
     )
     assert runtime.written == [0, 1]
-    assert block._sharpness._log is not before, "nothing was learned"
+    assert block._calibration._log is not before, "nothing was learned"
 
 
 def test_a_read_would_be_noticed() -> None:
