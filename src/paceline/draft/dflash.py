@@ -208,7 +208,7 @@ def load_net(config: DraftConfig, target: TargetInfo) -> DFlashNet:
     if config.model is None:
         msg = (
             f"drafter {config.method!r} is a network, and no folder was given for it; it needs one "
-            "with config.json and safetensors. Pass the folder as the draft model, or choose "
+            "with config.json and safetensors. Pass it (spec_model, --spec-model), or choose "
             "'suffix', which needs none."
         )
         raise ConfigError(msg)
