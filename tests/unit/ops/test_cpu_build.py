@@ -105,7 +105,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Nothing is remembered of this machine's library, during the test and after it."""
     monkeypatch.setattr(building, "built", built_again := _uncached())
     monkeypatch.setattr(loading, "built", built_again)
-    monkeypatch.setattr(loading, "native", _Uncached(loading.native.__wrapped__))
+    monkeypatch.setattr(loading, "loaded", _Uncached(loading.loaded.__wrapped__))
     return monkeypatch
 
 
@@ -220,6 +220,7 @@ def test_portable_code_computes_the_same(tmp_path: Path, tuning: str) -> None:
     result = build(tmp_path, tuning=(tuning,))
     assert result.path is not None, result.reason
     lib = loading.load(result.path)
+    assert lib.fast == tuning.endswith("v3")
     assert not lib.pairs
     assert not lib.groups
     gen = torch.Generator().manual_seed(0)

@@ -94,7 +94,7 @@ def test_dense_weights_come_back_bit_by_bit(dtype: torch.dtype) -> None:
     assert back is not None
     assert torch.equal(back, weight)
     assert held.dtype == dtype
-    assert held.nbytes == 128 * 66 * dtype.itemsize
+    assert held.nbytes == (128 if _lib and _lib.columns == 32 else 112) * 66 * dtype.itemsize
 
 
 @needs_native

@@ -23,19 +23,18 @@ from paceline.ops.reference.fused import wide
 if TYPE_CHECKING:
     from torch import Tensor
 
-COLUMNS = 32  # of a block, as in dense.c
 _ROWS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DenseWeight:
-    """An [N, K] matrix in blocks of 32 output features; implements `PackedWeight`.
+    """An [N, K] matrix in blocks of C (32 or 16) output features; implements `PackedWeight`.
 
     bfloat16 with AVX512-BF16: products of two bfloat16 and sums in float32, one rounding at the
     end. Otherwise everything is multiplied and summed in float32.
     """
 
-    blocks: Tensor  # [N/32, K/2, 32, 2] with AVX512-BF16 and bfloat16, else [N/32, K, 32]
+    blocks: Tensor  # [N/C, K/2, C, 2] with AVX512-BF16 and bfloat16, else [N/C, K, C]
     shape: tuple[int, int]
     lib: Native
     address: int
@@ -44,11 +43,12 @@ class DenseWeight:
     def pack(weight: Tensor, lib: Native) -> DenseWeight:
         """Lay out a float32, bfloat16 or float16 matrix."""
         n, k = weight.shape
-        if n % COLUMNS:
-            weight = functional.pad(weight, (0, 0, 0, -n % COLUMNS))
-        blocks = weight.view(-1, COLUMNS, k).transpose(1, 2)
+        columns = lib.columns
+        if n % columns:
+            weight = functional.pad(weight, (0, 0, 0, -n % columns))
+        blocks = weight.view(-1, columns, k).transpose(1, 2)
         if lib.pairs and weight.dtype == torch.bfloat16:
-            blocks = weight.view(-1, COLUMNS, k // 2, 2).transpose(1, 2)
+            blocks = weight.view(-1, columns, k // 2, 2).transpose(1, 2)
         blocks = place(blocks)
         return DenseWeight(blocks=blocks, shape=(n, k), lib=lib, address=blocks.data_ptr())
 
@@ -75,7 +75,8 @@ class DenseWeight:
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows `ids` ([n] int64) as an [n, K] matrix."""
-        block, column = ids // COLUMNS, ids % COLUMNS
+        columns = self.lib.columns
+        block, column = ids // columns, ids % columns
         return self.blocks[block, :, column].reshape(ids.shape[0], self.shape[1])
 
     def plain(self) -> Tensor:

@@ -39,6 +39,8 @@ class Native:
     kv_write: Call
     attention: Call
     stack: Call
+    fast: bool  # compiled for a machine on which it is faster than torch
+    columns: int  # output features in a block of a dense matrix
     pairs: bool  # 16-bit matrices are laid out in pairs (AVX512-BF16)
     groups: bool  # `packed` works (AVX512-VNNI)
     path: Path
@@ -74,30 +76,44 @@ def load(path: Path) -> Native:
         call.restype = None
         calls[name] = call
     return Native(
-        pairs=bool(short.dense_pairs()), groups=bool(short.packed_possible()), path=path, **calls
+        fast=bool(short.vectors_possible()),
+        columns=short.dense_columns(),
+        pairs=bool(short.dense_pairs()),
+        groups=bool(short.packed_possible()),
+        path=path,
+        **calls,
     )
 
 
 @functools.cache
-def native() -> Native | None:
-    """Return the kernels of this machine, compiling them if need be; None: see `refusal`."""
+def loaded() -> Native | str:
+    """Return this machine's kernels, compiling them if need be; or why there are none, a clause."""
     found = built()
     if found.path is None:
-        return None
+        return found.reason or "they can't be compiled"
     try:
-        return load(found.path)
+        lib = load(found.path)
     except OSError as error:
-        logger.warning("own CPU kernels are not used: %s can't be loaded: %s", found.path, error)
-        return None
+        reason = f"{found.path} can't be loaded: {error}"
+        logger.warning("own CPU kernels are not used: %s", reason)
+        return reason
+    if not lib.fast:
+        return f"{found.compiler} makes neither AVX2 nor NEON code here, and torch is faster then"
+    return lib
+
+
+def native() -> Native | None:
+    """Return this machine's kernels; None: see `refusal`."""
+    found = loaded()
+    return found if isinstance(found, Native) else None
 
 
 def refusal(dtype: torch.dtype) -> str | None:
     """Why own kernels do not serve this dtype here, as a clause; None: they do."""
     if dtype not in DTYPES:
         return f"own kernels serve float32, bfloat16 and float16, not {str(dtype)[6:]}"
-    if native() is None:
-        return built().reason or f"{built().path} can't be loaded"
-    return None
+    found = loaded()
+    return found if isinstance(found, str) else None
 
 
 def needs_grad(*tensors: Tensor | None) -> bool:

@@ -27,7 +27,7 @@ typedef struct {
 
 /* ---- scores --------------------------------------------------------------------------------- */
 
-/* 16 partial sums of one query head times one key. `pairs`: both bf16, multiplied as they are. */
+/* VL partial sums of one query head times one key. `pairs`: both bf16, multiplied as they are. */
 INLINE vf dot(const void *q, int64_t q_at, const void *k, int64_t slot, int64_t width,
               const int q_dtype, const int dtype, const int pairs) {
 #ifdef __AVX512BF16__
@@ -47,7 +47,7 @@ INLINE vf dot(const void *q, int64_t q_at, const void *k, int64_t slot, int64_t 
     (void)pairs;
     vf sum = {0};
     for (int64_t i = 0; i < width; i += VL)
-        sum = fma16(load(q, q_at + i, q_dtype), load(k, slot * width + i, dtype), sum);
+        sum = madd(load(q, q_at + i, q_dtype), load(k, slot * width + i, dtype), sum);
     return sum;
 }
 
@@ -68,8 +68,8 @@ INLINE __m512 fold2(__m512 a, __m512 b) {
 }
 #endif
 
-/* Scores of one query head against 16 keys: lane j is key j's. */
-INLINE vf scores16(const void *q, int64_t q_at, const void *k, const int64_t *slots, int64_t width,
+/* Scores of one query head against VL keys: lane j is key j's. */
+INLINE vf scores_of(const void *q, int64_t q_at, const void *k, const int64_t *slots, int64_t width,
                    const int q_dtype, const int dtype, const int pairs) {
 #define DOT(j) dot(q, q_at, k, slots[j], width, q_dtype, dtype, pairs)
 #ifdef __AVX512F__
@@ -87,6 +87,8 @@ INLINE vf scores16(const void *q, int64_t q_at, const void *k, const int64_t *sl
 
 /* ---- one tile ------------------------------------------------------------------------------- */
 
+#if VL == 16
+#define WIDE 4 /* vectors of values that are summed at a time: sums of 4 heads fit the registers */
 /* 32 bf16 as their even elements, then their odd ones: half the instructions of keeping the order.
  * Outputs of whole 64s are in this order until they are stored. */
 INLINE void load_halves(const void *base, int64_t i, vf *to) {
@@ -106,7 +108,13 @@ INLINE void store_halves(void *base, int64_t i, vf even, vf odd) {
     }
 }
 
-/* out[h] = out[h] * fix[h] + sum over keys of p[h] * v, for H heads and N vectors of 16 features. */
+#else
+#define WIDE 2
+INLINE void load_halves(const void *base, int64_t i, vf *to) { (void)base, (void)i, (void)to; }
+INLINE void store_halves(void *base, int64_t i, vf a, vf b) { (void)base, (void)i, (void)a, (void)b; }
+#endif
+
+/* out[h] = out[h] * fix[h] + sum over keys of p[h] * v, for H heads and N vectors of features. */
 #define VALUES(H, N)                                                                             \
     {                                                                                            \
         vf sum[H][N];                                                                            \
@@ -115,7 +123,7 @@ INLINE void store_halves(void *base, int64_t i, vf even, vf odd) {
                 sum[h][n] = *(vf *)(out + (head + h) * width + i + n * VL) * splat(fix[head + h]); \
         for (int64_t j = 0; j < keys; j++) {                                                     \
             vf part[N];                                                                          \
-            if (pairs && N == 4) {                                                               \
+            if (pairs && VL == 16 && N == 4) {                                                   \
                 load_halves(v, slots[j] * width + i, part);                                      \
                 load_halves(v, slots[j] * width + i + 32, part + 2);                             \
             } else                                                                               \
@@ -123,7 +131,7 @@ INLINE void store_halves(void *base, int64_t i, vf even, vf odd) {
                     part[n] = load(v, slots[j] * width + i + n * VL, dtype);                     \
             for (int h = 0; h < H; h++) {                                                        \
                 vf weight = splat(p[(head + h) * KEYS + j]);                                     \
-                for (int n = 0; n < N; n++) sum[h][n] = fma16(weight, part[n], sum[h][n]);       \
+                for (int n = 0; n < N; n++) sum[h][n] = madd(weight, part[n], sum[h][n]);       \
             }                                                                                    \
         }                                                                                        \
         for (int h = 0; h < H; h++)                                                              \
@@ -150,13 +158,15 @@ INLINE void tile(const void *q, int64_t q_at, const void *k, const void *v, cons
                  float *out, float *p, float *fix, const Ahead *ahead, const int q_dtype,
                  const int dtype, const int pairs) {
     const vf lowest = splat(-INFINITY);
-    const vi lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    static const int32_t order[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    vi lane;
+    memcpy(&lane, order, sizeof lane);
     for (int64_t h = 0; h < heads; h++) {
         vf s[KEYS / VL], top = lowest;
         for (int64_t g = 0; g * VL < keys; g++) {
             if (h == 0) fetch(ahead, g, k, width * size_of(dtype));
             if (h == heads / 2) fetch(ahead, g, v, width * size_of(dtype));
-            vf x = scores16(q, q_at + h * width, k, slots + g * VL, width, q_dtype, dtype, pairs);
+            vf x = scores_of(q, q_at + h * width, k, slots + g * VL, width, q_dtype, dtype, pairs);
             vi real = lane < (vi){0} + (int32_t)(keys - g * VL);
             x = x * splat(scale);
             s[g] = (vf)(((vi)x & real) | ((vi)lowest & ~real));
@@ -177,19 +187,19 @@ INLINE void tile(const void *q, int64_t q_at, const void *k, const void *v, cons
     int64_t head = 0;
     for (; head + 4 <= heads; head += 4) {
         int64_t i = 0;
-        for (; i + 64 <= width; i += 64) VALUES(4, 4)
+        for (; i + WIDE * VL <= width; i += WIDE * VL) VALUES(4, WIDE)
         for (; i < width; i += VL) VALUES(4, 1)
     }
     const int64_t left = heads - head;
     int64_t i = 0;
     if (left == 3) {
-        for (; i + 64 <= width; i += 64) VALUES(3, 4)
+        for (; i + WIDE * VL <= width; i += WIDE * VL) VALUES(3, WIDE)
         for (; i < width; i += VL) VALUES(3, 1)
     } else if (left == 2) {
-        for (; i + 64 <= width; i += 64) VALUES(2, 4)
+        for (; i + WIDE * VL <= width; i += WIDE * VL) VALUES(2, WIDE)
         for (; i < width; i += VL) VALUES(2, 1)
     } else if (left == 1) {
-        for (; i + 64 <= width; i += 64) VALUES(1, 4)
+        for (; i + WIDE * VL <= width; i += WIDE * VL) VALUES(1, WIDE)
         for (; i < width; i += VL) VALUES(1, 1)
     }
 }
@@ -284,7 +294,7 @@ static void work(void *job, int64_t item) {
     const int64_t pool_bytes = kv * p->pool_head * size_of(p->pool_dtype);
     const char *k = (const char *)j->k + pool_bytes, *v = (const char *)j->v + pool_bytes;
     const TileFn tile_fn = tile_for(p);
-    const int halves = p->q_dtype == BF16 && p->pool_dtype == BF16;
+    const int halves = VL == 16 && p->q_dtype == BF16 && p->pool_dtype == BF16;
     int64_t last[QUERIES], least[QUERIES], first_place = INT64_MAX, until = 0;
     int64_t tile_a[KEYS], tile_b[KEYS], mixed[KEYS + VL], *next = tile_a;
     /* One piece of memory: outputs and weights first, which need 64-byte places. */

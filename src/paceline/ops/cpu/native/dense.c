@@ -1,7 +1,7 @@
 /* Products with a dense matrix, for few or many rows; weights are read once for up to 12 rows.
  *
- * Layout: output columns in blocks of 32, zero-padded. For AVX512-BF16: [N/32][K/2][32][2] (K even);
- * otherwise [N/32][K][32]. Every output has one accumulator, which runs over K in order, so its bits
+ * Layout: output columns in blocks of COLS (32 with AVX-512, else 16), zero-padded. For AVX512-BF16:
+ * [N/32][K/2][32][2] (K even); otherwise [N/COLS][K][COLS]. Every output has one accumulator, which runs over K in order, so its bits
  * depend on its own row and column only, not on the tile or the thread that computes it.
  */
 #include "kernels.h"
@@ -9,11 +9,11 @@
 #include "rows.h"
 #include "vec.h"
 
-#define COLS 32
+#define COLS (2 * VL)
 #ifdef __AVX512F__
 #define MAX_ROWS 12
 #else
-#define MAX_ROWS 4
+#define MAX_ROWS 6 /* 12 sums, two weights and an activation in 16 registers */
 #endif
 
 typedef struct {
@@ -66,8 +66,8 @@ static __attribute__((noinline)) void put(const Dense *d, int64_t row, int64_t c
 #define STEP(m)                              \
     {                                        \
         vf v = splat(x[m * ldx + p]);        \
-        a##m = fma16(v, w0, a##m);           \
-        b##m = fma16(v, w1, b##m);           \
+        a##m = madd(v, w0, a##m);           \
+        b##m = madd(v, w1, b##m);           \
     }
 #define TILE_WIDE(R, NAME, DTYPE)                                               \
     static void tile_##NAME##_##R(const Dense *d, int64_t row, int64_t block) { \
@@ -84,22 +84,35 @@ static __attribute__((noinline)) void put(const Dense *d, int64_t row, int64_t c
 
 #define TILES(R) TILE_BF16(R) TILE_WIDE(R, wide32, F32) TILE_WIDE(R, wideb, BF16) \
     TILE_WIDE(R, wideh, F16)
-TILES(1) TILES(2) TILES(3) TILES(4)
-#if MAX_ROWS > 4
-TILES(5) TILES(6) TILES(7) TILES(8) TILES(9) TILES(10) TILES(11) TILES(12)
-#define REST(T) , T##_5, T##_6, T##_7, T##_8, T##_9, T##_10, T##_11, T##_12
+TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6)
+#if MAX_ROWS > 6
+TILES(7) TILES(8) TILES(9) TILES(10) TILES(11) TILES(12)
+#define REST(T) , T##_7, T##_8, T##_9, T##_10, T##_11, T##_12
 #else
 #define REST(T)
 #endif
 
 typedef void (*Tile)(const Dense *, int64_t, int64_t);
-#define TABLE(T) static const Tile T[MAX_ROWS] = {T##_1, T##_2, T##_3, T##_4 REST(T)};
+#define TABLE(T) static const Tile T[MAX_ROWS] = {T##_1, T##_2, T##_3, \
+                                                          T##_4, T##_5, T##_6 REST(T)};
 #ifdef __AVX512BF16__
 TABLE(tile_bf16)
 #endif
 TABLE(tile_wide32) TABLE(tile_wideb) TABLE(tile_wideh)
 
-/* 1: the 16-bit layout in pairs is used on this machine; 0: [N/32][K][32] for every dtype. */
+/* 1: this was compiled for a machine on which it is faster than the tensor library. */
+API int vectors_possible(void) {
+#if (defined(__AVX2__) && defined(__FMA__)) || defined(__ARM_NEON)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+/* Output columns of a block. */
+API int dense_columns(void) { return COLS; }
+
+/* 1: the 16-bit layout in pairs is used on this machine; 0: [N/COLS][K][COLS] for every dtype. */
 API int dense_pairs(void) {
 #ifdef __AVX512BF16__
     return 1;

@@ -34,7 +34,7 @@ INLINE void norm_row(const Norm *n, int64_t row, const int dtype, const int w_dt
     }
     for (int64_t i = 0; i < width; i += VL) {
         vf v = load_part(x, at + i, min64(VL, width - i), dtype);
-        squares = fma16(v, v, squares);
+        squares = madd(v, v, squares);
     }
     vf factor = splat(1.0f / sqrtf(lane_sum(squares) / (float)width + n->eps));
     for (int64_t i = 0; i < width; i += VL) {
@@ -84,8 +84,8 @@ INLINE void rotate(const Half *h, int64_t token, const int dtype) {
             vf a = load_part(h->from, from + i, some, dtype);
             vf b = load_part(h->from, from + half + i, some, dtype);
             vf c = load_part(cos, i, some, F32), s = load_part(sin, i, some, F32);
-            store_part(h->to, to + i, some, fma16(a, c, -(b * s)), dtype);
-            store_part(h->to, to + half + i, some, fma16(b, c, a * s), dtype);
+            store_part(h->to, to + i, some, madd(a, c, -(b * s)), dtype);
+            store_part(h->to, to + half + i, some, madd(b, c, a * s), dtype);
         }
     }
 }

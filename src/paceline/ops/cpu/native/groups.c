@@ -13,6 +13,7 @@
 #include "vec.h"
 
 #define GROUP 32
+#define COLS 16
 #define MAX_ROWS 12
 
 typedef struct {
@@ -22,28 +23,6 @@ typedef struct {
     int32_t zero; /* -zero * sum of q: where the integer sum starts */
     int32_t pad;
 } Quant;
-
-/* Round 32 activations to int8: absmax / 254 at most off. Infinities and NaN give a NaN scale. */
-INLINE void quantize(const void *x, int64_t at, int dtype, int zero, Quant *out) {
-    vf a = load(x, at, dtype), b = load(x, at + VL, dtype);
-    vi clear = (vi){0} + 0x7fffffff;
-    vf aa = (vf)((vi)a & clear), ab = (vf)((vi)b & clear);
-    vi more = aa > ab;
-    float most = lane_max((vf)(((vi)aa & more) | ((vi)ab & ~more)));
-    float total = lane_sum(aa + ab);
-    float inverse = most > 1e-30f ? 127.0f / most : 0.0f;
-    vf magic = splat(12582912.0f);
-    vi qa = __builtin_convertvector(fma16(a, splat(inverse), magic) - magic, vi);
-    vi qb = __builtin_convertvector(fma16(b, splat(inverse), magic) - magic, vi);
-    int32_t sum = lane_sum_int(qa + qb);
-    typedef int8_t v8 __attribute__((vector_size(16)));
-    v8 ca = __builtin_convertvector(qa, v8), cb = __builtin_convertvector(qb, v8);
-    memcpy(out->q, &ca, VL);
-    memcpy(out->q + VL, &cb, VL);
-    out->scale = total < INFINITY ? (inverse > 0 ? most / 127.0f : 0.0f) : NAN;
-    out->sum = out->scale * (float)sum;
-    out->zero = -zero * sum;
-}
 
 typedef struct {
     const Quant *x;
@@ -55,6 +34,28 @@ typedef struct {
 } Packed;
 
 #ifdef __AVX512VNNI__
+/* Round 32 activations to int8: absmax / 254 at most off. Infinities and NaN give a NaN scale. */
+INLINE void quantize(const void *x, int64_t at, int dtype, int zero, Quant *out) {
+    vf a = load(x, at, dtype), b = load(x, at + VL, dtype);
+    vi clear = (vi){0} + 0x7fffffff;
+    vf aa = (vf)((vi)a & clear), ab = (vf)((vi)b & clear);
+    vi more = aa > ab;
+    float most = lane_max((vf)(((vi)aa & more) | ((vi)ab & ~more)));
+    float total = lane_sum(aa + ab);
+    float inverse = most > 1e-30f ? 127.0f / most : 0.0f;
+    vf magic = splat(12582912.0f);
+    vi qa = __builtin_convertvector(madd(a, splat(inverse), magic) - magic, vi);
+    vi qb = __builtin_convertvector(madd(b, splat(inverse), magic) - magic, vi);
+    int32_t sum = _mm512_reduce_add_epi32((__m512i)(qa + qb));
+    typedef int8_t v8 __attribute__((vector_size(16)));
+    v8 ca = __builtin_convertvector(qa, v8), cb = __builtin_convertvector(qb, v8);
+    memcpy(out->q, &ca, VL);
+    memcpy(out->q + VL, &cb, VL);
+    out->scale = total < INFINITY ? (inverse > 0 ? most / 127.0f : 0.0f) : NAN;
+    out->sum = out->scale * (float)sum;
+    out->zero = -zero * sum;
+}
+
 static __attribute__((noinline)) void put(const Packed *d, int64_t row, int64_t col, vf v) {
     int64_t n = min64(VL, d->n - col), at = row * d->n + col;
     if (n <= 0) return;
@@ -77,8 +78,8 @@ static __attribute__((noinline)) void put(const Packed *d, int64_t row, int64_t 
         DOT(i, 0) DOT(j, 4) DOT(i, 1) DOT(j, 5)                          \
         DOT(i, 2) DOT(j, 6) DOT(i, 3) DOT(j, 7)                          \
         vf f = (vf)_mm512_cvtepi32_ps(_mm512_add_epi32(i, j)) * splat(q->scale); \
-        a##m = fma16(f, s, a##m);                                        \
-        if (mins) a##m = fma16(splat(q->sum), low, a##m);                \
+        a##m = madd(f, s, a##m);                                        \
+        if (mins) a##m = madd(splat(q->sum), low, a##m);                \
     }
 #define HIGH(v) _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble)
 #define LOAD_4                                                                     \
@@ -189,13 +190,13 @@ API void packed_rows(const uint8_t *codes, const void *scales, const void *mins,
                      int out_dtype) {
     const int64_t groups = k / GROUP;
     for (int64_t i = 0; i < count; i++) {
-        const int64_t block = ids[i] / VL, column = ids[i] % VL;
+        const int64_t block = ids[i] / COLS, column = ids[i] % COLS;
         if (ids[i] < 0 || ids[i] >= n) { /* the caller's fault: seen as NaN, never as another row */
             for (int64_t f = 0; f < k; f++) store1(out, i * k + f, NAN, out_dtype);
             continue;
         }
         for (int64_t g = 0; g < groups; g++) {
-            const int64_t at = (block * groups + g) * VL + column;
+            const int64_t at = (block * groups + g) * COLS + column;
             const float scale = load1(scales, at, s_dtype), low = mins ? load1(mins, at, s_dtype) : 0;
             const uint8_t *c = codes + (block * groups + g) * bits * 64 + column * 4;
             for (int f = 0; f < GROUP; f++) {
