@@ -16,6 +16,7 @@ import torch
 from paceline.core.request import SamplingParams
 from paceline.draft import NETWORKS
 from paceline.engine.engine import Engine
+from paceline.kv.pool import KVPool
 from tests import tiny, tiny_drafters
 from tests.conformance.test_drafters import OPTIONS, PROMPTS, TEMPERATURES, autoregressive, params
 from tests.engine.harness import Outcome, engine, request, run
@@ -64,6 +65,12 @@ def check(folder: Path, done: dict[str, Outcome], option: str, temperature: floa
         assert tuple(outcome.tokens) == expected, f"{name} differs from autoregressive"
 
 
+def pool_of(eng: Engine) -> KVPool:
+    """The drafter's own pool: networks keep their runtime, or what they are built on does."""
+    drafter = eng._proposer._drafter
+    return getattr(drafter, "_block", drafter)._runtime._pool
+
+
 class Watch:
     """After every step: each cached token of each running row has the entry of a fresh prefill."""
 
@@ -75,7 +82,7 @@ class Watch:
     def __call__(self, _: int) -> None:
         eng = self._eng
         drafter, net = eng._proposer._drafter, eng._launcher._target.net
-        pool = drafter._block._runtime._pool
+        pool = pool_of(eng)
         for sequence in eng._scheduler.running:
             count = sequence.num_cached
             if count == 0:
@@ -164,7 +171,7 @@ def test_shared_pages_are_never_touched(
     """Draft scratch and commits leave pages that other rows share bit for bit unchanged."""
     eng = speculating()
     run(eng, [request("first", PROMPTS["long"], params("plain", temperature))])
-    pool = eng._proposer._drafter._block._runtime._pool
+    pool = pool_of(eng)
     pages = eng._scheduler._prefix.match(PROMPTS["long"], "")
     eng._scheduler._allocator.release(pages)  # stay cached: there is room for all
     slots = [p * 4 + i for p in pages for i in range(4)]
