@@ -15,6 +15,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
 
@@ -101,6 +102,9 @@ static void forget(void) {
 static void start(int helpers) {
     static int registered;
     if (!registered) registered = pthread_atfork(NULL, NULL, forget) == 0;
+    sigset_t all, before; /* signals are the interpreter's: helpers take none */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     while (started < helpers) {
         pthread_t thread;
         pthread_attr_t attr;
@@ -108,9 +112,10 @@ static void start(int helpers) {
         pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
         int failed = pthread_create(&thread, &attr, helper, (void *)(intptr_t)started);
         pthread_attr_destroy(&attr);
-        if (failed) return; /* fewer threads, same result */
+        if (failed) break; /* fewer threads, same result */
         started++;
     }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 void pool_run(Work work, void *job, int64_t chunks, int threads) {
@@ -120,7 +125,7 @@ void pool_run(Work work, void *job, int64_t chunks, int threads) {
         for (int64_t i = 0; i < chunks; i++) work(job, i);
         return;
     }
-    start(helpers);
+    if (started < helpers) start(helpers);
     uint64_t generation = (atomic_load(&ticket) >> 32) + 1;
     atomic_store(&ticket, (generation << 32) | CLOSED);
     atomic_store(&work_now, work);
