@@ -3,7 +3,8 @@
 What it answers: how long all of SmolLM2-135M's matrix products take for so many rows, in which
 representation; for which row counts a row's bits stay the same; what element-wise work and attention
 cost against PyTorch's; what large pages bring. Ways take turns, so that a busy machine disturbs all
-alike; each figure is a median, with the least beside it. Weights are random: times don't depend on
+alike; each figure is a median, with the least beside it. Products are also measured on one thread by
+its processor time, which other processes hardly disturb. Weights are random: times don't depend on
 them.
 
     python benchmarks/cpu_ops.py --out benchmarks/results/cpu-ops.json
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +45,11 @@ Times = dict[str, dict[str, float]]
 Product = Callable[[Tensor], Tensor]
 
 
-def alternate(ways: Mapping[str, Callable[[], object]], repeats: int) -> Times:
+def alternate(
+    ways: Mapping[str, Callable[[], object]],
+    repeats: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Times:
     """Milliseconds of every way: median and least of `repeats`, taking turns.
 
     Each turn starts with a call that is not timed: OpenMP's threads keep spinning for milliseconds
@@ -53,9 +59,9 @@ def alternate(ways: Mapping[str, Callable[[], object]], repeats: int) -> Times:
     for _ in range(repeats):
         for name, call in ways.items():
             call()
-            start = time.perf_counter()
+            start = clock()
             call()
-            found[name].append(1e3 * (time.perf_counter() - start))
+            found[name].append(1e3 * (clock() - start))
     return {
         name: {"median": round(statistics.median(t), 4), "least": round(min(t), 4)}
         for name, t in found.items()
@@ -136,6 +142,15 @@ def products(repeats: int) -> dict[str, object]:
         times = alternate({name: step(calls, rows) for name, calls in made.items()}, repeats)
         show(f"products, {rows} rows", times)
         found[str(rows)] = times
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    alone: dict[str, object] = {}
+    for rows in (1, 8, 16, 64):
+        steps = {name: step(calls, rows) for name, calls in made.items()}
+        times = alternate(steps, repeats, time.thread_time)
+        show(f"one thread, {rows} rows", times)
+        alone[str(rows)] = times
+    torch.set_num_threads(threads)
     differ = {}
     for name, calls in made.items():
         some = [*calls[:4], calls[-1]]
@@ -150,7 +165,11 @@ def products(repeats: int) -> dict[str, object]:
             )
         ]
         print(f"bits differ from 512 rows': {name:28} at {differ[name] or 'no'} rows", flush=True)
-    return {"milliseconds_by_rows": found, "row_counts_with_other_bits_than_512_rows": differ}
+    return {
+        "milliseconds_by_rows": found,
+        "one_thread_processor_milliseconds_by_rows": alone,
+        "row_counts_with_other_bits_than_512_rows": differ,
+    }
 
 
 def errors() -> dict[str, object]:
@@ -311,6 +330,7 @@ def main() -> None:
             "machine": machine(torch.device("cpu")),
             "versions": versions(),
             "source": source(),
+            "load_average_before": os.getloadavg(),
             "kernels": {"compiler": built().compiler, "refused": built().reason},
             "products": products(args.repeats),
             "relative_error": errors(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -37,6 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     Before anything else, so that subprocesses and xdist's workers inherit it: native kernels are
     compiled, and the default model converted, once a run. Tests never touch the user's own cache.
     """
+    # A run started in the background inherits an ignored Ctrl-C, and so would every child of it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(skip_policy, "paceline-skip-policy")
     if "PACELINE_CACHE" not in os.environ:
         _sweep()
