@@ -9,9 +9,9 @@
  */
 #include "kernels.h"
 #include "pool.h"
+#include "tile.h"
 #include "vec.h"
 
-#define KEYS 64    /* a tile */
 #define QUERIES 16 /* of one row, that walk the tiles together: a tile is in the nearest cache then */
 
 typedef struct {
@@ -23,186 +23,8 @@ typedef struct {
     int64_t window;            /* 0: none */
     float scale;
     int causal;
+    int64_t items, chunk; /* an item is a block and a key head */
 } Job;
-
-/* ---- scores --------------------------------------------------------------------------------- */
-
-/* VL partial sums of one query head times one key. `pairs`: both bf16, multiplied as they are. */
-INLINE vf dot(const void *q, int64_t q_at, const void *k, int64_t slot, int64_t width,
-              const int q_dtype, const int dtype, const int pairs) {
-#ifdef __AVX512BF16__
-    if (pairs) {
-        const uint16_t *a = (const uint16_t *)q + q_at, *b = (const uint16_t *)k + slot * width;
-        __m512 sum = _mm512_setzero_ps();
-        int64_t i = 0;
-        for (; i + 32 <= width; i += 32)
-            sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(a + i),
-                                   (__m512bh)_mm512_loadu_si512(b + i));
-        if (i < width)
-            sum = _mm512_dpbf16_ps(sum, (__m512bh)_mm512_maskz_loadu_epi16(0xffff, a + i),
-                                   (__m512bh)_mm512_maskz_loadu_epi16(0xffff, b + i));
-        return (vf)sum;
-    }
-#endif
-    (void)pairs;
-    vf sum = {0};
-    for (int64_t i = 0; i < width; i += VL)
-        sum = madd(load(q, q_at + i, q_dtype), load(k, slot * width + i, dtype), sum);
-    return sum;
-}
-
-#ifdef __AVX512F__
-/* Lane 4h + j of the result: the sum of v_j over the h-th four lanes; all by the same tree. */
-INLINE __m512 fold4(vf v0, vf v1, vf v2, vf v3) {
-    __m512 a = _mm512_add_ps(_mm512_unpacklo_ps((__m512)v0, (__m512)v1),
-                             _mm512_unpackhi_ps((__m512)v0, (__m512)v1));
-    __m512 b = _mm512_add_ps(_mm512_unpacklo_ps((__m512)v2, (__m512)v3),
-                             _mm512_unpackhi_ps((__m512)v2, (__m512)v3));
-    __m512d x = _mm512_castps_pd(a), y = _mm512_castps_pd(b);
-    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
-                         _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
-}
-
-INLINE __m512 fold2(__m512 a, __m512 b) {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-}
-#endif
-
-/* Scores of one query head against VL keys: lane j is key j's. */
-INLINE vf scores_of(const void *q, int64_t q_at, const void *k, const int64_t *slots, int64_t width,
-                   const int q_dtype, const int dtype, const int pairs) {
-#define DOT(j) dot(q, q_at, k, slots[j], width, q_dtype, dtype, pairs)
-#ifdef __AVX512F__
-    __m512 a = fold4(DOT(0), DOT(1), DOT(2), DOT(3)), b = fold4(DOT(4), DOT(5), DOT(6), DOT(7));
-    __m512 low = fold2(a, b);
-    a = fold4(DOT(8), DOT(9), DOT(10), DOT(11));
-    b = fold4(DOT(12), DOT(13), DOT(14), DOT(15));
-    return (vf)fold2(low, fold2(a, b));
-#else
-    vf out;
-    for (int j = 0; j < VL; j++) out[j] = lane_sum(DOT(j));
-    return out;
-#endif
-}
-
-/* ---- one tile ------------------------------------------------------------------------------- */
-
-#if VL == 16
-#define WIDE 4 /* vectors of values that are summed at a time: sums of 4 heads fit the registers */
-/* 32 bf16 as their even elements, then their odd ones: half the instructions of keeping the order.
- * Outputs of whole 64s are in this order until they are stored. */
-INLINE void load_halves(const void *base, int64_t i, vf *to) {
-    vu both;
-    memcpy(&both, (const uint16_t *)base + i, 64);
-    to[0] = (vf)(both << 16);
-    to[1] = (vf)(both & 0xffff0000u);
-}
-
-INLINE void store_halves(void *base, int64_t i, vf even, vf odd) {
-    uint16_t a[VL], b[VL], *to = (uint16_t *)base + i;
-    store(a, 0, even, BF16);
-    store(b, 0, odd, BF16);
-    for (int j = 0; j < VL; j++) {
-        to[2 * j] = a[j];
-        to[2 * j + 1] = b[j];
-    }
-}
-
-#else
-#define WIDE 2
-INLINE void load_halves(const void *base, int64_t i, vf *to) { (void)base, (void)i, (void)to; }
-INLINE void store_halves(void *base, int64_t i, vf a, vf b) { (void)base, (void)i, (void)a, (void)b; }
-#endif
-
-/* out[h] = out[h] * fix[h] + sum over keys of p[h] * v, for H heads and N vectors of features. */
-#define VALUES(H, N)                                                                             \
-    {                                                                                            \
-        vf sum[H][N];                                                                            \
-        for (int h = 0; h < H; h++)                                                              \
-            for (int n = 0; n < N; n++)                                                          \
-                sum[h][n] = *(vf *)(out + (head + h) * width + i + n * VL) * splat(fix[head + h]); \
-        for (int64_t j = 0; j < keys; j++) {                                                     \
-            vf part[N];                                                                          \
-            if (pairs && VL == 16 && N == 4) {                                                   \
-                load_halves(v, slots[j] * width + i, part);                                      \
-                load_halves(v, slots[j] * width + i + 32, part + 2);                             \
-            } else                                                                               \
-                for (int n = 0; n < N; n++)                                                      \
-                    part[n] = load(v, slots[j] * width + i + n * VL, dtype);                     \
-            for (int h = 0; h < H; h++) {                                                        \
-                vf weight = splat(p[(head + h) * KEYS + j]);                                     \
-                for (int n = 0; n < N; n++) sum[h][n] = madd(weight, part[n], sum[h][n]);       \
-            }                                                                                    \
-        }                                                                                        \
-        for (int h = 0; h < H; h++)                                                              \
-            for (int n = 0; n < N; n++) *(vf *)(out + (head + h) * width + i + n * VL) = sum[h][n]; \
-    }
-
-/* Slots of the tile after this one. Pages are scattered and no hardware guesses them, so they are
- * asked for while this tile is computed, sixteen at a time: more at once would wait for each other. */
-typedef struct {
-    const int64_t *slots;
-    int64_t count;
-} Ahead;
-
-INLINE void fetch(const Ahead *ahead, int64_t g, const void *base, int64_t bytes) {
-    const int64_t last = min64(ahead->count, (g + 1) * VL);
-    for (int64_t n = g * VL; n < last; n++)
-        for (int64_t b = 0; b < bytes; b += 64)
-            __builtin_prefetch((const char *)base + ahead->slots[n] * bytes + b, 0, 2);
-}
-
-/* State of a query: most[heads], total[heads], out[heads][width]. p: [heads][KEYS] of room. */
-INLINE void tile(const void *q, int64_t q_at, const void *k, const void *v, const int64_t *slots,
-                 int64_t keys, int64_t heads, int64_t width, float scale, float *most, float *total,
-                 float *out, float *p, float *fix, const Ahead *ahead, const int q_dtype,
-                 const int dtype, const int pairs) {
-    const vf lowest = splat(-INFINITY);
-    static const int32_t order[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    vi lane;
-    memcpy(&lane, order, sizeof lane);
-    for (int64_t h = 0; h < heads; h++) {
-        vf s[KEYS / VL], top = lowest;
-        for (int64_t g = 0; g * VL < keys; g++) {
-            if (h == 0) fetch(ahead, g, k, width * size_of(dtype));
-            if (h == heads / 2) fetch(ahead, g, v, width * size_of(dtype));
-            vf x = scores_of(q, q_at + h * width, k, slots + g * VL, width, q_dtype, dtype, pairs);
-            vi real = lane < (vi){0} + (int32_t)(keys - g * VL);
-            x = x * splat(scale);
-            s[g] = (vf)(((vi)x & real) | ((vi)lowest & ~real));
-            vi more = s[g] > top;
-            top = (vf)(((vi)s[g] & more) | ((vi)top & ~more));
-        }
-        const float before = most[h], now = fmaxf(before, lane_max(top));
-        vf sum = {0};
-        for (int64_t g = 0; g * VL < keys; g++) {
-            vf e = vexp(s[g] - splat(now));
-            *(vf *)(p + h * KEYS + g * VL) = e;
-            sum += e;
-        }
-        most[h] = now;
-        fix[h] = vexp(splat(before - now))[0];
-        total[h] = total[h] * fix[h] + lane_sum(sum);
-    }
-    int64_t head = 0;
-    for (; head + 4 <= heads; head += 4) {
-        int64_t i = 0;
-        for (; i + WIDE * VL <= width; i += WIDE * VL) VALUES(4, WIDE)
-        for (; i < width; i += VL) VALUES(4, 1)
-    }
-    const int64_t left = heads - head;
-    int64_t i = 0;
-    if (left == 3) {
-        for (; i + WIDE * VL <= width; i += WIDE * VL) VALUES(3, WIDE)
-        for (; i < width; i += VL) VALUES(3, 1)
-    } else if (left == 2) {
-        for (; i + WIDE * VL <= width; i += WIDE * VL) VALUES(2, WIDE)
-        for (; i < width; i += VL) VALUES(2, 1)
-    } else if (left == 1) {
-        for (; i + WIDE * VL <= width; i += WIDE * VL) VALUES(1, WIDE)
-        for (; i < width; i += VL) VALUES(1, 1)
-    }
-}
 
 typedef void (*TileFn)(const void *, int64_t, const void *, const void *, const int64_t *, int64_t,
                        int64_t, int64_t, float, float *, float *, float *, float *, float *,
@@ -280,8 +102,8 @@ static int64_t visible(const Job *j, int64_t t, int64_t prefix, int64_t tail_len
     return count;
 }
 
-static void work(void *job, int64_t item) {
-    const Job *j = job;
+/* One block of queries and one key head; `more`: the same thread goes on with the next head. */
+static void attend(const Job *j, int64_t item, int more) {
     const Plan *p = j->p;
     const int64_t block = item / p->kv_heads, kv = item % p->kv_heads;
     const int64_t row = j->block_rows[block], first = j->block_at[block];
@@ -332,7 +154,12 @@ static void work(void *job, int64_t item) {
         next = shared == tile_a ? tile_b : tile_a;
         const int64_t soon = min64(KEYS, shared_len - start - KEYS);
         slots_of(p, row, start + KEYS, soon, next);
-        Ahead ahead = {next, max64(soon, 0)};
+        Ahead ahead = {next, max64(soon, 0), 0};
+        if (more && start + KEYS >= until) {
+            ahead.count = max64(min64(KEYS, shared_len - begin), 0);
+            ahead.offset = p->pool_head * size_of(p->pool_dtype);
+            slots_of(p, row, begin, ahead.count, next);
+        }
         for (int64_t i = 0; i < count; i++) {
             const int64_t a = max64(least[i], start), b = min64(last[i], start + KEYS);
             if (a >= b) continue;
@@ -367,6 +194,13 @@ static void work(void *job, int64_t item) {
     free(memory);
 }
 
+static void work(void *job, int64_t chunk) {
+    const Job *j = job;
+    const int64_t heads = j->p->kv_heads, last = min64(j->items, (chunk + 1) * j->chunk);
+    for (int64_t item = chunk * j->chunk; item < last; item++)
+        attend(j, item, item + 1 < last && (item + 1) % heads != 0);
+}
+
 /* out[tokens, q_heads, width] of one layer; k and v are the layer's pool [kv_heads, slots, width]. */
 API void attention(const Plan *p, const void *q, const void *k, const void *v, void *out,
                    float scale, int64_t window, int causal, int threads) {
@@ -381,7 +215,9 @@ API void attention(const Plan *p, const void *q, const void *k, const void *v, v
         }
     const int64_t live = p->cu_q[p->rows], size = p->q_heads * p->width * size_of(p->q_dtype);
     memset((char *)out + live * size, 0, (size_t)((p->tokens - live) * size));
-    Job j = {p, q, k, v, out, rows, at, window, scale, causal};
-    pool_run(work, &j, blocks * p->kv_heads, threads);
+    /* All heads of a block to one thread, where there are blocks enough. */
+    const int64_t items = blocks * p->kv_heads, chunk = blocks >= 2 * threads ? p->kv_heads : 1;
+    Job j = {p, q, k, v, out, rows, at, window, scale, causal, items, chunk};
+    pool_run(work, &j, (items + chunk - 1) / chunk, threads);
     free(at);
 }

@@ -55,6 +55,7 @@ static __attribute__((noinline)) void put(const Dense *d, int64_t row, int64_t c
         for (int64_t p = 0; p < pairs; p++) {                                 \
             __m512bh w0 = (__m512bh)_mm512_loadu_si512(w + p * 64);           \
             __m512bh w1 = (__m512bh)_mm512_loadu_si512(w + p * 64 + 32);      \
+            ask_ahead(w + p * 64, 128);                                       \
             ROWS_##R(STEP_BF16)                                               \
         }                                                                     \
         ROWS_##R(PUT)                                                         \
@@ -77,6 +78,7 @@ static __attribute__((noinline)) void put(const Dense *d, int64_t row, int64_t c
         ROWS_##R(DECLARE)                                                       \
         for (int64_t p = 0; p < k; p++) {                                       \
             vf w0 = load(w, p * COLS, DTYPE), w1 = load(w, p * COLS + VL, DTYPE); \
+            ask_ahead(w + p * COLS * size_of(DTYPE), COLS * size_of(DTYPE));    \
             ROWS_##R(STEP)                                                      \
         }                                                                       \
         ROWS_##R(PUT)                                                           \

@@ -7,7 +7,7 @@
 #include "pool.h"
 #include "vec.h"
 
-#define ENOUGH 32768 /* elements below which one thread is quicker than two */
+#define ENOUGH 8192 /* elements below which one thread is quicker than two */
 
 typedef struct {
     const void *x, *residual, *weight;

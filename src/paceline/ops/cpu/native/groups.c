@@ -83,7 +83,7 @@ static __attribute__((noinline)) void put(const Packed *d, int64_t row, int64_t 
     }
 #define HIGH(v) _mm512_and_si512(_mm512_srli_epi16(v, 4), nibble)
 #define LOAD_4                                                                     \
-    const uint8_t *c = codes + g * 256;                                            \
+    const uint8_t *c = codes + g * 256;                                           \
     __m512i v0 = _mm512_loadu_si512(c), v1 = _mm512_loadu_si512(c + 64);           \
     __m512i v2 = _mm512_loadu_si512(c + 128), v3 = _mm512_loadu_si512(c + 192);    \
     __m512i w0 = _mm512_and_si512(v0, nibble), w4 = HIGH(v0);                      \
@@ -91,7 +91,7 @@ static __attribute__((noinline)) void put(const Packed *d, int64_t row, int64_t 
     __m512i w2 = _mm512_and_si512(v2, nibble), w6 = HIGH(v2);                      \
     __m512i w3 = _mm512_and_si512(v3, nibble), w7 = HIGH(v3);
 #define LOAD_8                                                                     \
-    const uint8_t *c = codes + g * 512;                                            \
+    const uint8_t *c = codes + g * 512;                                           \
     __m512i w0 = _mm512_loadu_si512(c), w1 = _mm512_loadu_si512(c + 64);           \
     __m512i w2 = _mm512_loadu_si512(c + 128), w3 = _mm512_loadu_si512(c + 192);    \
     __m512i w4 = _mm512_loadu_si512(c + 256), w5 = _mm512_loadu_si512(c + 320);    \
@@ -107,6 +107,7 @@ static __attribute__((noinline)) void put(const Packed *d, int64_t row, int64_t 
         ROWS_##R(DECLARE)                                                          \
         for (int64_t g = 0; g < groups; g++) {                                     \
             LOAD_##BITS                                                            \
+            ask_ahead(c, BITS * 64);                                               \
             const int64_t at = (block * groups + g) * VL;                          \
             vf s = dtype == F16 ? load(d->scales, at, F16) : load(d->scales, at, F32); \
             vf low = {0};                                                          \
