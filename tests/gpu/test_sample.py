@@ -48,6 +48,7 @@ def table_of(num: int, device: str) -> SamplingTable:
             stop_ids=range(40, 60),
             limit=30,
         )
+    table.apply()
     return table
 
 

@@ -56,6 +56,7 @@ class Launcher:
 
     def launch(self, plan: StepPlan) -> Pending:
         """Start the step; its rows have a step in flight until the result is read."""
+        self._rows.apply()
         if plan.mode is ForwardMode.EXTEND:
             tensors = extend_step(
                 plan.chunks, self._rows, self._target, self._stages, self._observe

@@ -47,6 +47,16 @@ class RowTable:
         self.pages = PageTable(num_rows, pages_per_row, device, dummy_page=num_pages)
         self.options = SamplingTable(num_rows, vocab_size, device, num_option_slots)
         self._proposer = proposer
+        self._joined: dict[int, int] = {}  # row -> cached tokens, not yet on the device
+
+    def apply(self) -> None:
+        """Bring to the device what changed hands since the last step; before anything reads it."""
+        self.options.apply()
+        self.pages.apply()
+        if self._joined:
+            rows = torch.tensor(list(self._joined)).to(self.device)
+            self.lens[rows] = torch.tensor(list(self._joined.values())).to(self.device)
+            self._joined.clear()
 
     # -- RowOwner -----------------------------------------------------------------------------
 
@@ -57,7 +67,7 @@ class RowTable:
     def join(self, sequence: Sequence) -> None:
         """Set up the row of an admitted (or resumed) sequence."""
         request, row = sequence.request, sequence.row
-        self.lens[row] = sequence.num_cached
+        self._joined[row] = sequence.num_cached
         self.options.assign(
             row,
             request.params,
@@ -92,8 +102,12 @@ class RowTable:
         self.lens[rows] = lens
 
     def commit_first(self, rows: Tensor, tokens: Tensor, host_rows: list[int]) -> None:
-        """The first picked token of new rows ([n]); it enters the counts of penalties."""
-        self.next_token[rows] = tokens
+        """The first picked token of new rows ([n]); it enters the counts of penalties.
+
+        A row whose pick is NOT_FINITE lives no longer.
+        """
+        self.next_token[rows] = tokens.clamp(min=0)
+        self.options.live[rows] = self.options.live[rows] & (tokens >= 0)
         self.options.commit(rows, tokens.view(-1, 1), host_rows)
 
     def restore_next(self, rows: Tensor, tokens: Tensor) -> None:
@@ -104,14 +118,19 @@ class RowTable:
         """Advance rows [B] by their accepted paths; dead rows (count 0) stay as they are."""
         live = verdict.count > 0
         self.lens[rows] += verdict.count
-        self.next_token[rows] = torch.where(live, verdict.next_token, self.next_token[rows])
+        # Steps in flight still embed a dead row's next token: it must be one.
+        after = verdict.next_token.clamp(min=0)
+        self.next_token[rows] = torch.where(live, after, self.next_token[rows])
         self.options.live[rows] = verdict.alive
         emitted = emitted_tokens(verdict)
         self.options.commit(rows, emitted, host_rows)
 
 
 def emitted_tokens(verdict: Verdict) -> Tensor:
-    """[B, A] tokens that a step emits: path without its root, then `next_token`; -1 padded."""
+    """[B, A] tokens that a step emits: path without its root, then `next_token`; -1 padded.
+
+    A row that ends because of its logits has NOT_FINITE in place of the last one.
+    """
     path = verdict.path_tokens
     rows, width = path.shape
     emitted = torch.full((rows, width), -1, dtype=torch.int64, device=path.device)

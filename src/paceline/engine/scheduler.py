@@ -12,6 +12,7 @@ shrinks to what its pages hold before anybody is evicted.
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -187,9 +188,10 @@ class Scheduler:
         return True
 
     def _admit(self) -> None:
+        unfilled = sum(self._missing(s) for s in self.running if s.phase is Phase.PREFILL)
         while self.waiting and self._free_rows:
             sequence = self.waiting[0]
-            if not self._owner.can_join(sequence) or not self._fits(sequence):
+            if not self._owner.can_join(sequence) or not self._fits(sequence, unfilled):
                 return
             self.waiting.popleft()
             target = sequence.prefill_target
@@ -203,24 +205,24 @@ class Scheduler:
             sequence.phase = Phase.PREFILL
             if sequence.started_at is None:
                 sequence.started_at = time.perf_counter()
-            self.running.append(sequence)
-            self.running.sort(key=lambda s: s.arrival)
+            bisect.insort(self.running, sequence, key=lambda s: s.arrival)
+            unfilled += self._missing(sequence)
             self._owner.join(sequence)
             self._owner.pages_added(sequence, 0)
 
-    def _fits(self, sequence: Sequence) -> bool:
+    def _missing(self, sequence: Sequence) -> int:
+        """Pages that a sequence in prefill has yet to take."""
+        return max(0, -(-sequence.prefill_target // self._page) - len(sequence.pages))
+
+    def _fits(self, sequence: Sequence, unfilled: int) -> bool:
         """Whether the pool holds this sequence's known tokens beside what runs already.
 
-        A page of slack per running row keeps an admission from evicting somebody at once.
+        `unfilled`: pages that admitted prompts have yet to take. A page of slack per running row
+        keeps an admission from evicting somebody at once.
         """
         need = -(-(sequence.prefill_target + 1) // self._page)
         slack = len(self.running)
-        unfilled = sum(
-            -(-s.prefill_target // self._page) - len(s.pages)
-            for s in self.running
-            if s.phase is Phase.PREFILL
-        )
-        return self._allocator.num_available >= need + max(unfilled, 0) + slack or not self.running
+        return self._allocator.num_available >= need + unfilled + slack or not self.running
 
     def _hold(self, sequence: Sequence, places: int) -> bool:
         """Give the row pages for its first `places` cache places; False if none are left."""

@@ -17,6 +17,7 @@ import torch
 
 from paceline.core.errors import PacelineError
 from paceline.kv.runs import FreeRuns
+from paceline.ops.staged import StagedTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -177,26 +178,34 @@ class PageTable:
     """Which pages each row's sequence lies in, on the device.
 
     Attributes:
-        tensor: [R+1, G] int32. Place p of row r lies in page tensor[r, p // page_size]. Row R is
-            for padding; it, and every entry that was not assigned, points at the dummy page.
+        tensor: [R+1, G] int32, up to date after `apply`. Place p of row r lies in page
+            tensor[r, p // page_size]. Row R is for padding; it, and every entry that was not
+            assigned, points at the dummy page.
     """
 
     def __init__(
         self, num_rows: int, pages_per_row: int, device: torch.device | str, *, dummy_page: int
     ) -> None:
         self.dummy_page = dummy_page
-        self.tensor = torch.full(
-            (num_rows + 1, pages_per_row), dummy_page, dtype=torch.int32, device=device
+        self._table = StagedTable(
+            torch.full((num_rows + 1, pages_per_row), dummy_page, dtype=torch.int32), device
         )
+        self.tensor = self._table.tensor
 
     def assign(self, row: int, start: int, pages: Sequence[int]) -> None:
         """Let entries start, start + 1, ... of a row be `pages`."""
         stop = start + len(pages)
-        rows, width = self.tensor.shape
+        rows, width = self._table.host.shape
         assert 0 <= row < rows - 1, f"row {row} does not exist or is the padding row"
         assert 0 <= start <= stop <= width, f"{stop} pages do not fit a row of {width}"
-        self.tensor[row, start:stop] = torch.tensor(pages, dtype=torch.int32)
+        self._table.host[row, start:stop] = torch.tensor(pages, dtype=torch.int32)
+        self._table.touch(row)
 
     def clear(self, row: int) -> None:
         """Point all of a row's entries at the dummy page."""
-        self.tensor[row].fill_(self.dummy_page)
+        self._table.host[row].fill_(self.dummy_page)
+        self._table.touch(row)
+
+    def apply(self) -> None:
+        """Bring what was assigned and cleared to the device, before a step reads it."""
+        self._table.apply()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from paceline.core.errors import RequestError
 from paceline.core.request import MAX_DEVICE_STOP_IDS, SamplingParams
+from paceline.ops.staged import StagedTable
 from paceline.sample.noise import noise_key
 from paceline.sample.slots import OptionSlots, ids_tensor
 
@@ -80,17 +81,18 @@ class SamplingTable:
     ) -> None:
         self.num_rows, self.vocab_size = num_rows, vocab_size
         self.device = torch.device(device)
-        floats = torch.zeros(num_rows + 1, 6, dtype=torch.float64, device=self.device)
-        ints = torch.zeros(num_rows + 1, 7, dtype=torch.int64, device=self.device)
-        self._floats, self._ints = floats, ints
+        self._floats = StagedTable(torch.zeros(num_rows + 1, 6, dtype=torch.float64), self.device)
+        self._ints = StagedTable(torch.zeros(num_rows + 1, 7, dtype=torch.int64), self.device)
+        self._stops = StagedTable(
+            torch.full((num_rows + 1, MAX_DEVICE_STOP_IDS), -1, dtype=torch.int64), self.device
+        )
+        floats, ints, self.stop_ids = self._floats.tensor, self._ints.tensor, self._stops.tensor
         self.temperature, self.top_p, self.log_min_p = floats[:, 0], floats[:, 1], floats[:, 2]
         self.repetition, self.presence, self.frequency = floats[:, 3], floats[:, 4], floats[:, 5]
         self.top_k, self.key, self.min_tokens = ints[:, 0], ints[:, 1], ints[:, 2]
         self.prompt_lens, self.limits, self.slot = ints[:, 3], ints[:, 4], ints[:, 5]
         self.num_top = ints[:, 6]
-        self.stop_ids = torch.full(
-            (num_rows + 1, MAX_DEVICE_STOP_IDS), -1, dtype=torch.int64, device=self.device
-        )
+        self._alive: dict[int, bool] = {}  # what the host has to say about `live`, not yet sent
         self.live = torch.zeros(num_rows + 1, dtype=torch.bool, device=self.device)
         self.host_stop_ids: dict[int, frozenset[int]] = {}
         self.slots = OptionSlots(num_option_slots, vocab_size, self.device)
@@ -98,9 +100,9 @@ class SamplingTable:
         self._neutral = RowOptions(top_k=vocab_size, slot=num_option_slots)
         self._host = [self._neutral] * (num_rows + 1)
         self._bans: dict[int, list[Tensor]] = {}
-        self._write(num_rows, self._neutral, SamplingParams(temperature=0.0))
-        self._ints[:] = self._ints[num_rows].clone()
-        self._floats[:] = self._floats[num_rows].clone()
+        for row in range(num_rows + 1):
+            self._write(row, self._neutral, SamplingParams(temperature=0.0), ())
+        self.apply()
 
     # -- admission ----------------------------------------------------------------------------
 
@@ -175,15 +177,13 @@ class SamplingTable:
             stop_ids=frozenset(near),
             num_logprobs=-1 if params.logprobs is None else params.logprobs,
         )
-        self._write(row, options, params)
-        pad = [-1] * (MAX_DEVICE_STOP_IDS - len(near))
-        self.stop_ids[row] = torch.tensor(near + pad, dtype=torch.int64, device=self.device)
+        self._write(row, options, params, near)
         if far:
             self.host_stop_ids[row] = frozenset(far)
         if flags & MIN_TOKENS:
             parts = (near, far) if far else (near,)
             self._bans[row] = [ids_tensor(p, self.vocab_size, self.device) for p in parts]
-        self.live[row] = True
+        self._set_live(row, alive=True)
 
     def release(self, row: int) -> None:
         """The row is free again: not live, no slot, neutral options."""
@@ -191,13 +191,21 @@ class SamplingTable:
         if held < self.slots.num_slots:
             self.slots.give_back(held)
         if self._host[row] is not self._neutral:
-            self._ints[row] = self._ints[self.num_rows]
-            self._floats[row] = self._floats[self.num_rows]
-            self.stop_ids[row] = -1
-        self._host[row] = self._neutral
+            self._write(row, self._neutral, SamplingParams(temperature=0.0), ())
         self.host_stop_ids.pop(row, None)
         self._bans.pop(row, None)
-        self.live[row] = False
+        self._set_live(row, alive=False)
+
+    def apply(self) -> None:
+        """Bring rows that were assigned or released to the device, before a step reads them."""
+        for table in (self._floats, self._ints, self._stops):
+            table.apply()
+        if self._alive:
+            rows = torch.tensor(list(self._alive))
+            self.live[rows.to(self.device)] = torch.tensor(list(self._alive.values())).to(
+                self.device
+            )
+            self._alive.clear()
 
     # -- inside a step ------------------------------------------------------------------------
 
@@ -250,9 +258,11 @@ class SamplingTable:
 
     # -- private ------------------------------------------------------------------------------
 
-    def _write(self, row: int, options: RowOptions, params: SamplingParams) -> None:
+    def _write(
+        self, row: int, options: RowOptions, params: SamplingParams, stop_ids: Sequence[int]
+    ) -> None:
         self._host[row] = options
-        self._floats[row] = torch.tensor(
+        self._floats.host[row] = torch.tensor(
             [
                 options.temperature,
                 options.top_p,
@@ -262,9 +272,8 @@ class SamplingTable:
                 params.frequency_penalty,
             ],
             dtype=torch.float64,
-            device=self.device,
         )
-        self._ints[row] = torch.tensor(
+        self._ints.host[row] = torch.tensor(
             [
                 options.top_k,
                 options.key,
@@ -275,8 +284,19 @@ class SamplingTable:
                 options.num_logprobs,
             ],
             dtype=torch.int64,
-            device=self.device,
         )
+        self._stops.host[row] = torch.tensor(
+            [*stop_ids, *[-1] * (MAX_DEVICE_STOP_IDS - len(stop_ids))], dtype=torch.int64
+        )
+        for table in (self._floats, self._ints, self._stops):
+            table.touch(row)
+
+    def _set_live(self, row: int, *, alive: bool) -> None:
+        """The device clears this column itself, so it has no mirror: what is new is kept apart."""
+        if self.device.type == "cpu":
+            self.live[row] = alive
+        else:
+            self._alive[row] = alive
 
 
 def _flags(params: SamplingParams, *, has_stops: bool) -> int:

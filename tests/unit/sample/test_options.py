@@ -28,8 +28,8 @@ def state(table: SamplingTable, row: int) -> dict[str, object]:
     slots = table.slots
     return {
         "host": table.host(row),
-        "floats": table._floats[row].tolist(),
-        "ints": [x for i, x in enumerate(table._ints[row].tolist()) if i != 5],
+        "floats": table._floats.tensor[row].tolist(),
+        "ints": [x for i, x in enumerate(table._ints.tensor[row].tolist()) if i != 5],
         "stops": table.stop_ids[row].tolist(),
         "live": bool(table.live[row]),
         "beyond": table.host_stop_ids.get(row),
