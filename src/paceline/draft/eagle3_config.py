@@ -35,6 +35,7 @@ class Eagle3Config:
     rope: RopeConfig
     rms_norm_eps: float = 1e-6
     qkv_bias: bool = False
+    o_bias: bool = False
     qk_norm: bool = False  # queries and keys are normed per head (drafts in Qwen3's form)
     norm_before_fc: bool = False  # one norm over all three taps together, before `fc`
     fc_norm: bool = False  # a norm for each tap, before `fc`
@@ -75,6 +76,7 @@ class Eagle3Config:
             rms_norm_eps=self.rms_norm_eps,
             rope=self.rope,
             qkv_bias=self.qkv_bias,
+            o_bias=self.o_bias,
             qk_norm=self.qk_norm,
         )
 

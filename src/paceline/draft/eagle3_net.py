@@ -75,6 +75,7 @@ def weight_rules(layer: str) -> tuple[WeightRule, ...]:
         rule("attention.q_norm", f"{layer}.self_attn.q_norm"),
         rule("attention.k_norm", f"{layer}.self_attn.k_norm"),
         rule("attention.out", f"{layer}.self_attn.o_proj"),
+        rule("attention.out", f"{layer}.self_attn.o_proj", kind="bias"),
         rule("mlp_norm", f"{layer}.post_attention_layernorm"),
         rule("mlp.gate_up", f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"),
         rule("mlp.down", f"{layer}.mlp.down_proj"),
