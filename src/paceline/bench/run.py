@@ -141,6 +141,25 @@ def run(
     return slices
 
 
+def run_one_way(
+    engine: BenchEngine,
+    tasks: Sequence[Task],
+    settings: Settings,
+    way: Way,
+    *,
+    stop_ids: frozenset[int],
+    progress: Progress = lambda done, total: None,  # noqa: ARG005
+) -> Slice:
+    """Run every task once, one way: for acceptance, which needs no baseline beside it.
+
+    Raises:
+        RequestError: a prompt cannot be served.
+        PacelineError: a request ended with an error.
+    """
+    runner = _Runner(engine, tasks, settings, stop_ids, 0, progress)
+    return runner.run_slice(list(range(len(tasks))), 0, way)
+
+
 @dataclass(slots=True)
 class _Runner:
     engine: BenchEngine

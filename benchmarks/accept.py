@@ -1,0 +1,252 @@
+"""Measures how many tokens a step of the bundled model's drafters emits: `make bench-accept`.
+
+Two parts write rows into one record, each row with where it was measured:
+
+accept  accept length by drafter, nodes, data set, group and temperature, many prompts at once. On a
+        GPU the full sets take minutes:
+            python benchmarks/accept.py accept --device cuda --rows 128 \
+                --spec-bench question.jsonl --human-eval HumanEval.jsonl.gz --gsm8k test.jsonl
+speed   the same with one sequence at a time and its own autoregressive baseline beside it, so that
+        a speed ratio stands beside the accept length; ten prompts of each group by default.
+
+Without paths the prompts of this folder are used (60 of Spec-Bench, 40 of HumanEval). Rows measured
+again replace the old ones; the others stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from paceline import models
+from paceline.api.options import engine_config
+from paceline.api.tokenizer import Tokenizer
+from paceline.bench import workload
+from paceline.bench.accept import acceptance, entropy
+from paceline.bench.machine import machine, source, versions
+from paceline.bench.run import Settings, Task, run
+from paceline.bench.summary import differences, summarise
+from paceline.cli.workbench import encode
+from paceline.engine.engine import Engine
+from paceline.models import LoadedModel
+
+HERE = Path(__file__).parent
+SETS = {"spec_bench": "spec_bench.jsonl", "human_eval": "human_eval.jsonl", "gsm8k": None}
+KEYS = ("drafter", "nodes", "dataset", "group", "temperature", "device", "weights")
+Row = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A drafter with its settings."""
+
+    name: str  # registry name
+    nodes: int
+    config: dict[str, object]  # vLLM's keys
+
+
+def ways(texts: Sequence[str]) -> list[Way]:
+    """Drafters from JSON objects of `--speculative-config`'s shape."""
+    found = []
+    for text in texts:
+        config = json.loads(text)
+        nodes = int(config.get("num_speculative_tokens", 0))
+        found.append(Way(name=config["method"], nodes=nodes, config=config))
+    return found
+
+
+def engine_of(args: argparse.Namespace, way: Way, loaded: LoadedModel | None) -> Engine:
+    """An engine with this drafter, which always drafts: acceptance is to be seen, not the policy."""
+    values: dict[str, object] = {
+        "model": args.model,
+        "device": args.device,
+        "weights": args.weights,
+        "seed": 0,
+        "max_rows": args.rows,
+        "max_len": args.max_len,
+        "adaptive": args.adaptive,
+        "speculative_config": json.dumps(way.config),
+    }
+    if args.dtype:
+        values["dtype"] = args.dtype
+    return Engine.build(engine_config(values), loaded=loaded)
+
+
+def data_sets(args: argparse.Namespace, tokens: Tokenizer) -> Iterator[tuple[str, list[Task]]]:
+    """Name and tasks of each data set that is asked for and there."""
+    for name, own in SETS.items():
+        path = getattr(args, name) or (HERE / "prompts" / own if own else None)
+        if path is None or name not in args.sets:
+            continue
+        yield name, encode(workload.load([path], limit=args.limit), tokens)
+
+
+def measure_accept(args: argparse.Namespace, tokens: Tokenizer) -> tuple[list[Row], Row]:
+    """Rows of accept lengths, and the target's entropy by data set and group."""
+    rows: list[Row] = []
+    entropies: Row = {}
+    loaded = None
+    for way in ways(args.drafters):
+        engine = engine_of(args, way, loaded)
+        loaded = engine.loaded
+        for dataset, tasks in data_sets(args, tokens):
+            for heat in args.temperatures:
+                settings = Settings(
+                    max_tokens=args.max_tokens, temperature=heat, concurrency=args.rows
+                )
+                started = time.perf_counter()
+                found = acceptance(engine, tasks, settings, stop_ids=stop_ids(tokens, engine))
+                rows += [
+                    row(args, engine, way, dataset, group.group, heat)
+                    | {
+                        "accept_length": round(group.accept_length, 4),
+                        "speed_ratio": None,
+                        "prompts": group.num_prompts,
+                        "steps": group.num_steps,
+                        "position_rates": [round(r, 4) for r in group.position_rates],
+                    }
+                    for group in found
+                ]
+                say(rows[-1], time.perf_counter() - started)
+        if not entropies:
+            for dataset, tasks in data_sets(args, tokens):
+                settings = Settings(max_tokens=args.max_tokens, concurrency=args.rows)
+                nats = entropy(engine, tasks, settings, stop_ids=stop_ids(tokens, engine))
+                entropies[dataset] = {group: round(value, 4) for group, value in nats.items()}
+        engine.close()
+    return rows, entropies
+
+
+def measure_speed(args: argparse.Namespace, tokens: Tokenizer) -> list[Row]:
+    """Rows of speed ratios, one sequence at a time, the baseline beside it."""
+    rows: list[Row] = []
+    loaded = None
+    for way in ways(args.drafters):
+        engine = engine_of(args, way, loaded)
+        loaded = engine.loaded
+        for dataset, tasks in data_sets(args, tokens):
+            for heat in args.temperatures:
+                settings = Settings(max_tokens=args.max_tokens, temperature=heat)
+                started = time.perf_counter()
+                slices = run(engine, tasks, settings, stop_ids=stop_ids(tokens, engine))
+                unequal = len(differences(slices))
+                rows += [
+                    row(args, engine, way, dataset, group.group, heat)
+                    | {
+                        "accept_length": round(group.accept_length, 4),
+                        "speed_ratio": round(group.speed_ratio, 4),
+                        "prompts": group.num_prompts,
+                        "steps": group.num_steps,
+                        "baseline_tokens_per_second": round(group.baseline_tokens_per_second, 2),
+                        "outputs_differ": unequal,
+                    }
+                    for group in summarise(slices, tasks)
+                ]
+                say(rows[-1], time.perf_counter() - started)
+        engine.close()
+    return rows
+
+
+def row(
+    args: argparse.Namespace, engine: Engine, way: Way, dataset: str, group: str, heat: float
+) -> Row:
+    """What was run, without what came out."""
+    return {
+        "drafter": way.name,
+        "nodes": way.nodes,
+        "dataset": dataset,
+        "group": group,
+        "temperature": heat,
+        "device": torch.device(engine.config.device).type,
+        "dtype": engine.config.dtype,
+        "weights": engine.config.weights,
+        "max_tokens": args.max_tokens,
+        "adaptive": args.adaptive,
+    }
+
+
+def stop_ids(tokens: Tokenizer, engine: Engine) -> frozenset[int]:
+    """Ids that end an answer."""
+    return frozenset(tokens.eos_token_ids) | frozenset(engine.model_config.eos_token_ids)
+
+
+def say(found: Row, seconds: float) -> None:
+    """One line for who waits."""
+    speed = "" if found["speed_ratio"] is None else f", {found['speed_ratio']} x own AR"
+    print(
+        f"{found['drafter']:8} {found['nodes']:3} nodes {found['dataset']:10} "
+        f"T={found['temperature']} accept {found['accept_length']}{speed} ({seconds:.0f} s)",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def merged(path: Path, rows: list[Row], entropies: Row, part: str) -> Row:
+    """The record with these rows in place of older ones of the same meaning."""
+    old: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
+    new = {tuple(r[k] for k in KEYS) for r in rows}
+    kept = [
+        r
+        for r in old.get("rows", [])  # type: ignore[attr-defined]
+        if tuple(r[k] for k in KEYS) not in new
+    ]
+    about = dict(old.get("measured", {}))  # type: ignore[call-overload]
+    about[part] = {
+        "machine": machine(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        "versions": versions(),
+        "source": source(),
+    }
+    return {
+        "schema": "paceline/accept/1",
+        "model": "SmolLM2-135M-Instruct",
+        "protocol": "chat template, first turn, end-of-text honoured, weighted by tokens, bonus in",
+        "measured": about,
+        "entropy_nats_t1": entropies or old.get("entropy_nats_t1", {}),
+        "rows": [*kept, *rows],
+    }
+
+
+def main() -> None:
+    """Measure one part and write it into the record."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=("accept", "speed"))
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "accept-smollm2.json")
+    parser.add_argument("--drafters", nargs="+", required=True, help="JSON objects, vLLM's keys")
+    parser.add_argument("--model", default="default")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", help="default: the device's")
+    parser.add_argument("--weights", default="bf16")
+    parser.add_argument("--rows", type=int, default=1, help="sequences at the same time (accept)")
+    parser.add_argument("--max-len", type=int, default=2048)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--limit", type=int, help="prompts of each group")
+    parser.add_argument("--sets", nargs="+", choices=tuple(SETS), default=list(SETS))
+    parser.add_argument("--adaptive", action="store_true", help="let the policy choose the nodes")
+    for name in SETS:
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, dest=name, type=Path, help="the full set")
+    args = parser.parse_args()
+    tokens = Tokenizer.from_files(models.resolve(args.model).path)
+    entropies: Row = {}
+    if args.part == "accept":
+        rows, entropies = measure_accept(args, tokens)
+    else:
+        rows = measure_speed(args, tokens)
+    record = merged(args.out, rows, entropies, args.part)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()
