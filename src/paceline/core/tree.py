@@ -17,6 +17,7 @@ from torch import Tensor
 
 _WORD = 64
 NEG_INF = float("-inf")
+NOT_FINITE = -2  # in place of a token: no token can be chosen, see `Verdict`
 
 
 def num_words(num_nodes: int) -> int:
@@ -85,7 +86,11 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the target said. Emitted by row b: the tokens of path[1:count], then next_token."""
+    """What the target said. Emitted by row b: the tokens of path[1:count], then next_token.
+
+    Where the logits of the path's last node hold a NaN or an infinity above all else, or nothing but
+    -inf after the row's masks, `next_token` is NOT_FINITE: the row emits no more and is not alive.
+    """
 
     path: Tensor  # [B, A] int64 accepted nodes as *selected indices within the row*, -1 padded
     path_tokens: Tensor  # [B, A] int64 tokens of the path (root first), -1 padded

@@ -30,7 +30,7 @@ def extend_commit(
     after = torch.tensor(next_ids, dtype=torch.int64, device=batch.token_ids.device)
     if picked is not None:
         assert batch.logits_at is not None, "a picking pass says where"
-        after[batch.logits_at] = picked
+        after[batch.logits_at] = picked.clamp(min=0)  # a row without a token is dead
     return Commit(
         rows=batch.rows,
         cu=batch.cu_q,
@@ -81,7 +81,7 @@ def block_commit(
         rows=row_ids,
         cu=cu,
         token_ids=packed(verdict.path_tokens, 0).masked_fill(dead, 0),
-        next_ids=packed(emitted, 0).masked_fill(dead, 0),
+        next_ids=packed(emitted.clamp(min=0), 0).masked_fill(dead, 0),
         positions=packed(positions, 0).masked_fill(dead, 0),
         slots=slots.masked_fill(dead, -1),
         hidden=None if aux is None else aux[packed(source, 0).masked_fill(dead, 0)],

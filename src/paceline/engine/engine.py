@@ -223,10 +223,11 @@ class Engine:
         outputs: list[StepOutput] = []
         for b, sequence in enumerate(sequences):
             sequence.in_flight -= 1
-            tokens = [t for t in emitted[b] if t >= 0]
+            tokens = [t for t in emitted[b] if t != -1]  # -1 is padding
             if sequence.finish is None and tokens:
                 if plan.mode is ForwardMode.EXTEND:
-                    sequence.first_token_at = time.perf_counter()
+                    if tokens[0] >= 0:
+                        sequence.first_token_at = time.perf_counter()
                     sources = [0]
                 else:
                     proposal = pending.drafted.proposals[b] if pending.drafted else EMPTY
@@ -265,7 +266,10 @@ class Engine:
         tensors: StepTensors,
         b: int,
     ) -> StepOutput:
-        """Append what a row emitted, cut at the first stop; end the row if that ends it."""
+        """Append what a row emitted, cut at the first stop; end the row if that ends it.
+
+        `emitted` is not empty; its last entry may be NOT_FINITE.
+        """
         kept = cut(sequence, emitted)
         count = len(kept.tokens)
         sequence.tokens += kept.tokens

@@ -1,7 +1,7 @@
 """What a step's tokens mean for their sequence: cut at the first stop, limits, logprobs.
 
-The first event in the order of the tokens wins: a stop id, a stop string, or the length limit.
-What lies past it is never shown, counted, learned from or cached.
+The first event in the order of the tokens wins: a stop id, a stop string, the length limit, or logits
+that allow no choice. What lies past it is never shown, counted, learned from or cached.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 from dataclasses import dataclass
 
 from paceline.core.request import FinishReason, TokenLogprobs
+from paceline.core.tree import NOT_FINITE
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import StepTensors
 
@@ -29,8 +30,14 @@ class Cut:
 def cut(sequence: Sequence, emitted: list[int]) -> Cut:
     """Cut newly emitted tokens (not yet appended to `sequence.tokens`) at the first stop.
 
-    A stop matcher that raises ends its own request with an error; others are not disturbed.
+    A stop matcher that raises, or logits that are not finite (`emitted` ends with NOT_FINITE), end
+    their own request with an error; others are not disturbed.
     """
+    failed = emitted[-1] == NOT_FINITE
+    if failed:
+        emitted = emitted[:-1]
+        if not emitted:
+            return Cut(tokens=[], reason=FinishReason.ERROR, error=_not_finite(sequence, 0))
     kept = sequence.first_stop(emitted)
     tokens = emitted if kept is None else emitted[:kept]
     stop_id = tokens[-1] if kept is not None else None
@@ -49,7 +56,21 @@ def cut(sequence: Sequence, emitted: list[int]) -> Cut:
         return Cut(tokens=tokens, reason=FinishReason.STOP, stop_token_id=stop_id)
     if len(sequence.tokens) + len(tokens) >= sequence.limit:
         return Cut(tokens=tokens, reason=FinishReason.LENGTH)
+    if failed:
+        error = _not_finite(sequence, len(tokens))
+        return Cut(tokens=tokens, reason=FinishReason.ERROR, error=error)
     return Cut(tokens=tokens)
+
+
+def _not_finite(sequence: Sequence, count: int) -> str:
+    """What to tell of a request whose logits allow no choice after `count` tokens of a step."""
+    known = len(sequence.tokens) + count
+    return (
+        f"request {sequence.request.id}: the target's logits for token {known} (output token "
+        f"{known - sequence.num_prompt}) are not finite: NaN or infinite, or -inf for every token "
+        "that the request's options allow, so none can be chosen; other requests go on. Allow more "
+        "tokens if options leave few; else check the model's files, or use a wider dtype (float32)"
+    )
 
 
 def logprobs_of(

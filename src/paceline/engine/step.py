@@ -38,7 +38,7 @@ class StepTensors:
     EXTEND: one emitted token for each picking chunk, A = 1, B = picking chunks.
     """
 
-    emitted: Tensor  # [B, A] int64, -1 padded
+    emitted: Tensor  # [B, A] int64, -1 padded; NOT_FINITE after the last token of a failed row
     path: Tensor | None  # [B, A] int64 accepted nodes as selected indices; None for EXTEND
     logprobs: Tensor | None  # [B, A]
     top_ids: Tensor | None  # [B, A, K]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.core.tree import DraftTree, Selection, Verdict
+from paceline.core.tree import NOT_FINITE, DraftTree, Selection, Verdict
 from paceline.sample import options as opt
 from paceline.sample.rowwise import argmax, draw, score
 from paceline.sample.sampler import CHUNK, Head
@@ -78,6 +78,8 @@ def verify_host(
                         allowed=None if allowed is None else allowed[at],
                         table=table,
                     )
+                if token == NOT_FINITE:
+                    break
                 if options.num_logprobs >= 0:
                     scores.add(b, len(path) - 1, logits[at - start], token)
                 if token in options.stop_ids or position + 1 >= options.limit:

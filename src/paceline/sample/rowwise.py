@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.tree import NOT_FINITE
 from paceline.ops.reference import sampling as ops
 from paceline.sample import options as opt
 from paceline.sample.noise import gumbel, hash_row, noise_words
@@ -29,16 +30,26 @@ _NUCLEUS_DEPTHS = (4.0, 10.0, math.inf)  # logits below the best within which a 
 
 
 def argmax_rows(logits: Tensor) -> Tensor:
-    """Lowest id of the largest logit of each row [m, V] -> [m] int64, NaN counting as largest.
+    """`argmax` of each row: [m, V] -> [m] int64.
 
     NumPy's argmax reads memory at full speed; torch's takes eight times as long.
     """
-    return torch.from_numpy(np.argmax(logits.detach().numpy(), axis=1))
+    values = logits.detach().numpy()
+    tokens = np.argmax(values, axis=1)
+    best = np.take_along_axis(values, tokens[:, None], axis=1)[:, 0]
+    return torch.from_numpy(np.where(np.isfinite(best), tokens, NOT_FINITE))
 
 
 def argmax(x: Tensor) -> int:
-    """Lowest index of the largest value of x [n]; 0 if n is 0."""
-    return int(np.argmax(x.detach().numpy())) if x.shape[0] else 0
+    """Lowest index of the largest value of x [n]; NOT_FINITE if there is no finite one.
+
+    NaN counts as largest, so one look at the best value sees them all.
+    """
+    values = x.detach().numpy()
+    if not values.shape[0]:
+        return NOT_FINITE
+    best = int(np.argmax(values))
+    return best if math.isfinite(values[best]) else NOT_FINITE
 
 
 def draw(
@@ -61,8 +72,14 @@ def draw(
         path_tokens: tokens below the root on the node's path; -1 is padding.
         allowed: [ceil(V / 32)] int32 grammar bits, or None.
         table: the rows' options.
+
+    Returns:
+        The token, or NOT_FINITE where there is none to choose.
     """
     options = table.host(row)
+    # A mask or filter could hide that the target has failed; options must not decide that.
+    if not math.isfinite(np.max(logits.detach().numpy())):
+        return NOT_FINITE
     if options.flags & opt.EDITS or allowed is not None:
         logits = _edit(logits, row, num_output, path_tokens, allowed, table)
     if not options.flags & opt.NOISE:
@@ -74,7 +91,7 @@ def draw(
         return argmax(gumbel(hash_row(table.token_ids, words), logits.dtype).add_(logits))
     noise = gumbel(hash_row(ids.to(torch.int32), words), logits.dtype)
     best = argmax(noise.add_(logits[ids]))
-    return int(ids[best]) if ids.shape[0] else 0
+    return best if best < 0 else int(ids[best])
 
 
 def score(logits: Tensor, token: int, num_top: int) -> tuple[float, Tensor, Tensor]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.core.tree import NOT_FINITE
 from paceline.ops.reference import sampling as ops
 from paceline.sample import options as opt
 from paceline.sample.noise import gumbel, hash_tokens, noise_words_of
@@ -57,7 +58,7 @@ class Picks:
     They are None where no row of the step asks; a row that did not ask has NaN and -1.
     """
 
-    tokens: Tensor  # [M] int64
+    tokens: Tensor  # [M] int64; NOT_FINITE where the logits allow no choice
     logprobs: Tensor | None = None  # [M] float32 or wider
     top_ids: Tensor | None = None  # [M, K] int64, best first
     top_logprobs: Tensor | None = None  # [M, K]
@@ -123,14 +124,18 @@ def choose(logits: Tensor, nodes: PickNodes, table: SamplingTable) -> Picks:
         words = noise_words_of(table.key[nodes.rows], nodes.positions)
         noise = gumbel(hash_tokens(table.token_ids, words), work.dtype)
         work = torch.where((temperature > 0).unsqueeze(1), work + noise, work)
-    tokens = work.argmax(dim=1)
+    tokens = work.argmax(dim=1)  # NaN counts as largest
+    finite = work.gather(1, tokens.unsqueeze(1)).squeeze(1).isfinite()
+    if work is not logits:  # what an option hides counts too: options must not decide who fails
+        finite = finite & logits.amax(1).isfinite()
     num_top = table.num_logprobs(nodes.host_rows)
+    picked = torch.where(finite, tokens, NOT_FINITE)
     if num_top < 0:
-        return Picks(tokens=tokens)
+        return Picks(tokens=picked)
     logprobs, top_ids, top_logprobs = scored(logits, tokens, min(num_top, logits.shape[1]))
-    asks = table.num_top[nodes.rows] >= 0
+    asks = (table.num_top[nodes.rows] >= 0) & finite
     return Picks(
-        tokens=tokens,
+        tokens=picked,
         logprobs=logprobs.masked_fill(~asks, torch.nan),
         top_ids=top_ids.masked_fill(~asks.unsqueeze(1), -1),
         top_logprobs=top_logprobs.masked_fill(~asks.unsqueeze(1), torch.nan),
@@ -168,7 +173,7 @@ def choose_host(logits: Tensor, nodes: PickNodes, table: SamplingTable) -> Picks
     top_ids = torch.full(shape, -1, dtype=torch.int64)
     top_logprobs = logits.new_full(shape, torch.nan)
     for i, row in enumerate(rows):
-        if table.host(row).num_logprobs >= 0:
+        if table.host(row).num_logprobs >= 0 and int(tokens[i]) >= 0:
             logprobs[i], top_ids[i], top_logprobs[i] = score(logits[i], int(tokens[i]), shape[1])
     return Picks(tokens=tokens, logprobs=logprobs, top_ids=top_ids, top_logprobs=top_logprobs)
 

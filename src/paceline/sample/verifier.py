@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.core.tree import DraftTree, Selection, Verdict
+from paceline.core.tree import NOT_FINITE, DraftTree, Selection, Verdict
 from paceline.ops.reference.tree import parents_of, path_tokens_of, walk
 from paceline.sample import options as opt
 from paceline.sample.hostwalk import verify_host
@@ -102,7 +102,7 @@ def verify_device(
         table,
     )
     tokens = tree.token_ids.reshape(-1)[flat]
-    ends = table.ends(row_of, picks.tokens, position + 1)
+    ends = table.ends(row_of, picks.tokens, position + 1) | (picks.tokens == NOT_FINITE)
     first, past = selection.cu_q[:-1], selection.cu_q[1:]
     roots = torch.where(table.live[rows] & (past > first), first, -1)
     path = walk(tokens, parents, picks.tokens, ends, roots, width)

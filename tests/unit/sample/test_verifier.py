@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from paceline.core.request import SamplingParams
-from paceline.core.tree import EMPTY, Proposal, Selection, Verdict, from_proposals
+from paceline.core.tree import (
+    EMPTY,
+    NOT_FINITE,
+    Proposal,
+    Selection,
+    Verdict,
+    from_proposals,
+)
 from paceline.ops.reference.tree import select
 from paceline.sample.hostwalk import verify_host
 from paceline.sample.options import SamplingTable
@@ -316,7 +323,7 @@ def test_a_tree_of_256_nodes_is_walked(way: Verify) -> None:
 
 @pytest.mark.parametrize("way", BOTH)
 def test_a_nan_row_harms_nobody(way: Verify) -> None:
-    """A row whose hidden states broke stays in range; its neighbour's verdict is untouched."""
+    """A row whose hidden states broke ends there; its neighbour's verdict is untouched."""
     table = SamplingTable(2, V, "cpu", 0)
     for r in range(2):
         table.assign(
@@ -341,7 +348,9 @@ def test_a_nan_row_harms_nobody(way: Verify) -> None:
     broken = hidden.clone()
     broken[:4] = torch.nan
     got = run(broken)
-    assert 0 <= int(got.next_token[0]) < V
+    assert int(got.next_token[0]) == NOT_FINITE
+    assert got.count[0] == 1
+    assert not got.alive[0]
     for name in ("path", "path_tokens", "count", "next_token", "alive", "logprobs", "top_ids"):
         a, b = getattr(got, name)[1], getattr(good, name)[1]
         levels = min(a.numel(), b.numel())
