@@ -14,7 +14,7 @@ import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,7 +24,10 @@ from paceline.models import checkpoint
 from paceline.models.weights import bind
 
 if TYPE_CHECKING:
+    from paceline.core.config import RopeConfig
     from paceline.models.weights import Network
+
+Item: TypeAlias = tuple[str, Tensor, torch.dtype]  # name, values, dtype in the file
 
 
 def write(
@@ -34,6 +37,7 @@ def write(
     *,
     dtype: torch.dtype,
     shard_bytes: int | None = None,
+    tables: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a drafter network under its checkpoint names.
 
@@ -41,14 +45,18 @@ def write(
         folder: replaced if it is there; its parent must exist.
         config: the object of config.json.
         net: with plain weights.
-        dtype: of the tensors in the file.
+        dtype: of the network's tensors in the file.
         shard_bytes: most bytes of tensors in one file; a larger tensor gets a file of its own.
+        tables: tensors that are no parameters, by checkpoint name; written as they are.
 
     Raises:
         ModelError: the weights are packed, so the exact values are gone.
         OSError: the parent is missing, read-only or full; `folder` is as it was.
     """
-    shards = _shards(list(_tensors(net, folder)), dtype, shard_bytes)
+    tensors = [(name, tensor, dtype) for name, tensor in _tensors(net, folder)]
+    tensors += [(name, tensor, tensor.dtype) for name, tensor in (tables or {}).items()]
+    tensors.sort(key=lambda item: -item[2].itemsize)  # so that data is aligned
+    shards = _shards(tensors, shard_bytes)
     count = len(shards)
     names = ["model.safetensors"]
     if count > 1:
@@ -57,10 +65,10 @@ def write(
     fresh.mkdir()
     try:
         for name, shard in zip(names, shards, strict=True):
-            _write_shard(fresh / name, shard, dtype)
+            _write_shard(fresh / name, shard)
         if count > 1:
-            homes = {t: n for n, shard in zip(names, shards, strict=True) for t, _ in shard}
-            size = sum(x.numel() * dtype.itemsize for shard in shards for _, x in shard)
+            homes = {t: n for n, shard in zip(names, shards, strict=True) for t, _, _ in shard}
+            size = sum(_nbytes(item) for shard in shards for item in shard)
             index = {"metadata": {"total_size": size}, "weight_map": homes}
             _write_json(fresh / checkpoint.INDEX, index)
         _write_json(fresh / "config.json", config)
@@ -68,6 +76,29 @@ def write(
     except BaseException:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
+
+
+def rope_values(rope: RopeConfig) -> dict[str, object]:
+    """A rotary embedding in config.json's keys, for older and newer readers."""
+    if rope.kind == "default":
+        return {"rope_theta": rope.theta, "rope_scaling": None}
+    scaling: dict[str, object] = {"rope_type": rope.kind, "factor": rope.factor}
+    names = {
+        "linear": (),
+        "llama3": ("low_freq_factor", "high_freq_factor"),
+        "yarn": (
+            "beta_fast",
+            "beta_slow",
+            "attention_factor",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        ),
+    }[rope.kind]
+    scaling |= {name: getattr(rope, name) for name in names if getattr(rope, name) is not None}
+    if rope.original_max_position is not None:
+        scaling["original_max_position_embeddings"] = rope.original_max_position
+    return {"rope_theta": rope.theta, "rope_scaling": scaling}
 
 
 def _tensors(net: Network, folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -84,25 +115,28 @@ def _tensors(net: Network, folder: Path) -> Iterator[tuple[str, Tensor]]:
         yield from zip(binding.sources, parts, strict=True)
 
 
-def _shards(
-    tensors: list[tuple[str, Tensor]], dtype: torch.dtype, most: int | None
-) -> list[list[tuple[str, Tensor]]]:
+def _nbytes(item: Item) -> int:
+    _, tensor, dtype = item
+    return tensor.numel() * dtype.itemsize
+
+
+def _shards(items: list[Item], most: int | None) -> list[list[Item]]:
     """Tensors in table order, cut where the next one would make a file too large."""
-    shards: list[list[tuple[str, Tensor]]] = [[]]
+    shards: list[list[Item]] = [[]]
     size = 0
-    for name, tensor in tensors:
-        nbytes = tensor.numel() * dtype.itemsize
+    for item in items:
+        nbytes = _nbytes(item)
         if most is not None and shards[-1] and size + nbytes > most:
             shards.append([])
             size = 0
-        shards[-1].append((name, tensor))
+        shards[-1].append(item)
         size += nbytes
     return shards
 
 
-def _write_shard(path: Path, shard: list[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-    specs = [checkpoint.TensorSpec(name=n, dtype=dtype, shape=tuple(t.shape)) for n, t in shard]
-    checkpoint.write(path, specs, (t.to(dtype) for _, t in shard), {"format": "pt"})
+def _write_shard(path: Path, shard: list[Item]) -> None:
+    specs = [checkpoint.TensorSpec(name=n, dtype=d, shape=tuple(t.shape)) for n, t, d in shard]
+    checkpoint.write(path, specs, (t.to(d) for _, t, d in shard), {"format": "pt"})
 
 
 def _write_json(path: Path, value: Mapping[str, object]) -> None:

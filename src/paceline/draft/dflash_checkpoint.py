@@ -30,7 +30,7 @@ from paceline.models.weights import Placement
 from paceline.models.weights import load as load_weights
 
 if TYPE_CHECKING:
-    from paceline.core.config import ModelConfig, RopeConfig
+    from paceline.core.config import ModelConfig
     from paceline.draft.base import TargetInfo
     from paceline.ops.packed import Groups
 
@@ -166,7 +166,7 @@ def config_values(config: DFlashConfig, dtype: torch.dtype) -> dict[str, object]
         values["is_causal"] = config.causal[0]
     if config.target_hidden_size != config.hidden_size:
         values["target_hidden_size"] = config.target_hidden_size
-    return values | _rope_values(config.rope)
+    return values | checkpoint_folder.rope_values(config.rope)
 
 
 def _unusual(config: DFlashConfig) -> dict[str, object]:
@@ -186,29 +186,6 @@ def _unusual(config: DFlashConfig) -> dict[str, object]:
             "selector_top_k": config.selector.top_k,
         }
     return values
-
-
-def _rope_values(rope: RopeConfig) -> dict[str, object]:
-    """Both generations of keys, so that older and newer readers find theirs."""
-    if rope.kind == "default":
-        return {"rope_theta": rope.theta, "rope_scaling": None}
-    scaling: dict[str, object] = {"rope_type": rope.kind, "factor": rope.factor}
-    names = {
-        "linear": (),
-        "llama3": ("low_freq_factor", "high_freq_factor"),
-        "yarn": (
-            "beta_fast",
-            "beta_slow",
-            "attention_factor",
-            "mscale",
-            "mscale_all_dim",
-            "truncate",
-        ),
-    }[rope.kind]
-    scaling |= {name: getattr(rope, name) for name in names if getattr(rope, name) is not None}
-    if rope.original_max_position is not None:
-        scaling["original_max_position_embeddings"] = rope.original_max_position
-    return {"rope_theta": rope.theta, "rope_scaling": scaling}
 
 
 def check_target(config: DFlashConfig, target: ModelConfig, folder: Path) -> None:

@@ -106,7 +106,14 @@ class Eagle3Net(nn.Module):
 
     # SafeAILab's and SpecForge's names. The table is read forwards to load and backwards to save.
     WEIGHTS: ClassVar[tuple[WeightRule, ...]] = weight_rules("midlayer")
-    IGNORED: ClassVar[tuple[str, ...]] = (r"rotary_emb\.inv_freq$", r"^(d2t|t2d)$")
+    # Tables, what speculators trains with, a copy of the target's embedding, and the vocabulary's
+    # maps, which are no parameters.
+    IGNORED: ClassVar[tuple[str, ...]] = (
+        r"rotary_emb\.inv_freq$",
+        r"^verifier_(lm_head|norm)\.",
+        r"^embed_tokens\.weight$",
+        r"^(d2t|t2d)$",
+    )
 
     d2t: Tensor
     t2d: Tensor

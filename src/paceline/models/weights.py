@@ -147,9 +147,9 @@ class Placement:
         return dense.to(device=self.device, dtype=self.dtype)
 
 
-def bind(net: Network) -> Iterator[Binding]:
-    """Apply a network's table to its parameters, in table order."""
-    for rule in net.WEIGHTS:
+def bind(net: Network, rules: Sequence[WeightRule] | None = None) -> Iterator[Binding]:
+    """Apply a network's table, or another layout's, to its parameters, in table order."""
+    for rule in net.WEIGHTS if rules is None else rules:
         path, _, attribute = rule.target.rpartition(".")
         for i in range(net.config.num_layers) if "{i}" in path else (0,):
             try:
@@ -171,20 +171,29 @@ def bind(net: Network) -> Iterator[Binding]:
             )
 
 
-def load(net: Network, source: checkpoint.TensorSource, placement: Placement) -> None:
+def load(
+    net: Network,
+    source: checkpoint.TensorSource,
+    placement: Placement,
+    *,
+    rules: Sequence[WeightRule] | None = None,
+    problems: Sequence[str] = (),
+) -> None:
     """Fill a network from a checkpoint, one parameter at a time.
 
     Args:
         net: built on any device, "meta" included.
         source: the checkpoint.
         placement: device, dtype and packing of the parameters.
+        rules: the table of the checkpoint's layout; default: the network's own.
+        problems: what the caller found wrong with tensors that are in no table; listed with the rest.
 
     Raises:
         ModelError: tensors are missing, unexpected or misshapen; all are listed, nothing is loaded.
     """
-    bindings = list(bind(net))
+    bindings = list(bind(net, rules))
     copies = (r"^lm_head\.weight$",) if net.lm_head is None else ()
-    _check(bindings, source, (*net.IGNORED, *copies))
+    _check(bindings, source, (*net.IGNORED, *copies), problems)
     for binding in bindings:
         parts = [source.read(name) for name in binding.sources]
         value = binding.join.join(parts, placement.dtype)
@@ -230,7 +239,10 @@ def save(net: Network, path: Path) -> None:
 
 
 def _check(
-    bindings: Sequence[Binding], source: checkpoint.TensorSource, ignored: Sequence[str]
+    bindings: Sequence[Binding],
+    source: checkpoint.TensorSource,
+    ignored: Sequence[str],
+    problems: Sequence[str],
 ) -> None:
     """Compare what the table wants with what the checkpoint has."""
     wanted = {
@@ -251,6 +263,7 @@ def _check(
             wrong[f"wrong shape {list(found)} instead of {list(shape)}"].append(name)
     for what, names in wrong.items():
         lines += _grouped(what, names)
+    lines += problems
     if lines:
         listed = "\n".join(f"  - {line}" for line in lines)
         msg = (
