@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core import environment
 from paceline.core.config import DraftConfig
 from paceline.core.tree import from_proposals
 from paceline.draft.base import HostCommit
@@ -63,3 +64,15 @@ def test_the_prompt_samples_are_whole() -> None:
     fields = {"task_id", "prompt", "entry_point", "canonical_solution", "test"}
     assert len(problems) == len({p["task_id"] for p in problems}) == 40
     assert all(p.keys() == fields for p in problems)
+
+
+def test_every_environment_variable_is_in_one_module_and_in_the_readme() -> None:
+    """A variable that only its author knows is no help to whoever debugs."""
+    sources = [*(ROOT / "src").rglob("*.py")]
+    readers = [p.stem for p in sources if re.search(r"environ\b|getenv", p.read_text("utf-8"))]
+    assert readers == ["environment"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `([A-Z_]+)` \|", text, re.MULTILINE) == list(environment.VARIABLES)
+    module = (ROOT / "src/paceline/core/environment.py").read_text(encoding="utf-8")
+    read = set(re.findall(r'environ\.get\("(PACELINE_\w+)"', module))
+    assert read == set(environment.VARIABLES)

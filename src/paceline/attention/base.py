@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from paceline.ops import calls
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -70,4 +72,8 @@ class PagedAttend:
     def heads(self, site: AttnSite, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k, v [T, Hkv, D] to the batch's slots, attend, return [T, Hq, D]."""
         self.pool.write(site.index, self.batch.slots, k, v)
+        if calls.ANNOUNCES:
+            batch, by = self.batch, type(self.backend).__name__
+            tails = (batch.prefix_lens, batch.tail_lens, batch.cu_q, batch.mask, batch.pages)
+            calls.announce("attention", by, q, self.pool.k[site.index], *tails, site)
         return self.backend.heads(site, q, self.pool, self.batch)

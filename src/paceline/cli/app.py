@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -17,6 +16,7 @@ from cyclopts import App, CycloptsError
 
 import paceline
 from paceline.cli.console import STDIN, complain, epilogue, open_streams, silence_streams
+from paceline.core import environment
 from paceline.core.errors import (
     ConfigError,
     EngineStoppedError,
@@ -143,8 +143,7 @@ class _Formatter(logging.Formatter):
 @contextlib.contextmanager
 def _logging_to_stderr() -> Iterator[None]:
     """PACELINE_LOG=debug|info|warning|error; warnings by default. As it was before, afterwards."""
-    asked = os.environ.get("PACELINE_LOG", "warning").upper()
-    level = logging.getLevelNamesMapping().get(asked, logging.WARNING)
+    level = environment.log_level()
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter(tracebacks=level <= logging.DEBUG))
     root = logging.getLogger("paceline")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from paceline.core import environment
 from paceline.core.config import DType
 from paceline.core.errors import ConfigError
 
@@ -92,8 +93,7 @@ def usable_cores() -> int:
     """Cores that this process may run on; OMP_NUM_THREADS, the usual way to say fewer, counts."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    stated = os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(stated)) if stated.isdecimal() and int(stated) > 0 else cores
+    return min(cores, environment.openmp_threads() or cores)
 
 
 def free_memory(device: torch.device) -> int:

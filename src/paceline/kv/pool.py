@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline import ops
+from paceline.ops import calls
 from paceline.ops.reference import kv as reference
 
 if TYPE_CHECKING:
@@ -92,4 +93,6 @@ class KVPool:
             src: [n] int64; -1 moves nothing.
             dst: [n] int64, distinct but for -1; -1 moves nothing.
         """
+        if calls.ANNOUNCES:
+            calls.announce("move", "torch", self.k, src, dst)
         reference.move((self.k, self.v), src, dst)

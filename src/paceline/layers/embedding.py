@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from paceline import ops
 from paceline.layers.linear import Matrix
@@ -45,9 +44,7 @@ class Embedding(Matrix):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Rows of the table: [T] int64 to [T, H]."""
-        if isinstance(self.weight, Tensor):
-            return functional.embedding(token_ids, self.weight)
-        return self.weight.rows(token_ids)
+        return ops.embedding(token_ids, self.weight)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The table as a head: [M, H] to [M, V] float32 (or hidden's dtype if that is wider)."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-import os
 from pathlib import Path
 
+from paceline.core import environment
 from paceline.models.atomic import replacing
 
 logger = logging.getLogger(__name__)
@@ -28,14 +28,7 @@ def cache_folder() -> Path:
     Raises:
         OSError: it can't be made, or is not a folder.
     """
-    chosen = os.environ.get("PACELINE_CACHE")
-    if chosen:
-        folder = Path(chosen)
-    else:
-        try:
-            folder = Path.home() / ".cache" / "paceline"
-        except RuntimeError as error:  # an account without a home folder
-            raise OSError(str(error)) from error
+    folder = environment.cache_path()
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -2,7 +2,10 @@
 
 The definition of every op is its plain-torch version in `ops.reference`. Nothing here owns state.
 
-Letters: T tokens, K/N input/output features, H hidden size, Hq/Hkv heads, D head size, P positions.
+With PACELINE_LOG_OPS=1 each says what it is given before it runs (`ops.calls`).
+
+Letters: T tokens, K/N input/output features, H hidden size, Hq/Hkv heads, D head size, P positions,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from __future__ import annotations
 from typing import cast
 
 from torch import Tensor
+from torch.nn import functional
 
+from paceline.ops import calls
 from paceline.ops.dispatch import implementation
 from paceline.ops.packed import Groups, PackedWeight, pack, quantize
 
@@ -18,6 +23,7 @@ __all__ = [
     "Groups",
     "PackedWeight",
     "add_rms_norm",
+    "embedding",
     "kv_write",
     "linear",
     "linear_f32",
@@ -37,6 +43,8 @@ def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None)
     """Return x @ weight.T + bias: x [T, K], weight [N, K], bias [N] -> [T, N] in x's dtype."""
     if isinstance(weight, Tensor):
         return cast("Tensor", implementation("linear", _type(x), x.dtype)(x, weight, bias))
+    if calls.ANNOUNCES:
+        calls.announce("linear", "packed", x, weight, bias)
     return weight.matmul(x, bias)
 
 
@@ -47,7 +55,18 @@ def linear_f32(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
     """
     if isinstance(weight, Tensor):
         return cast("Tensor", implementation("linear_f32", _type(x), x.dtype)(x, weight))
+    if calls.ANNOUNCES:
+        calls.announce("linear_f32", "packed", x, weight)
     return weight.matmul_f32(x)
+
+
+def embedding(token_ids: Tensor, weight: Tensor | PackedWeight) -> Tensor:
+    """Return the table's rows at token_ids: [T] int64, weight [V, H] -> [T, H]."""
+    if calls.ANNOUNCES:
+        calls.announce("embedding", "table", token_ids, weight)
+    if isinstance(weight, Tensor):
+        return functional.embedding(token_ids, weight)
+    return weight.rows(token_ids)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from paceline.ops.calls import announced
+
 Op = Callable[..., Any]
 
 
@@ -118,6 +120,6 @@ def implementation(op: str, device_type: str, dtype: torch.dtype) -> Op:
 def _choose(op: str, device_type: str, dtype: torch.dtype) -> Op:
     for line in OPS[op]:
         if _reason(line, device_type, dtype) is None:
-            return _load(line.target)
+            return announced(op, line.name, _load(line.target))
     msg = f"no implementation of {op} for {dtype} on {device_type}"
     raise NotImplementedError(msg)

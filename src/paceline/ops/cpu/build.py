@@ -25,6 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.core import environment
+
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent / "native"
@@ -46,7 +48,7 @@ class Built:
 
 def find_compiler() -> str | None:
     """Return the command of a C compiler: $CC, or the first of cc, gcc and clang that is found."""
-    chosen = os.environ.get("CC")
+    chosen = environment.c_compiler()
     if chosen:
         words = shlex.split(chosen)
         return chosen if words and shutil.which(words[0]) else None
@@ -76,7 +78,7 @@ def build(
     """
     compiler = compiler or find_compiler()
     if compiler is None:
-        wanted = os.environ.get("CC")
+        wanted = environment.c_compiler()
         return Built(path=None, reason=f"CC={wanted} is not found" if wanted else _NO_COMPILER)
     try:
         version = _run([*shlex.split(compiler), "--version"]).splitlines()[0]
@@ -106,13 +108,11 @@ _NO_COMPILER = "no C compiler is found (cc, gcc or clang; set CC to name one)"
 @functools.cache
 def built() -> Built:
     """Return this machine's library; compiled at the first call of the first process."""
-    if os.environ.get("PACELINE_NATIVE") == "0":
+    if not environment.allows_native():
         return Built(path=None, reason="PACELINE_NATIVE=0 refuses own kernels")
-    chosen = os.environ.get("PACELINE_CACHE")
     try:
-        folder = Path(chosen) if chosen else Path.home() / ".cache" / "paceline"
-        found = build(folder)
-    except RuntimeError as error:  # an account without a home folder
+        found = build(environment.cache_path())
+    except OSError as error:  # an account without a home folder
         found = Built(path=None, reason=str(error))
     if found.path is None and found.compiler and "can't be written" in (found.reason or ""):
         # Kept as long as the process; the system cleans its folder of temporary files.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, get_num_threads
 
+from paceline.ops import calls
 from paceline.ops.cpu.dense import DenseWeight
 from paceline.ops.cpu.groups import GroupWeight
 from paceline.ops.cpu.native import DTYPES, Native, refusal
@@ -234,6 +235,8 @@ class Stack:
             tapped=ctypes.addressof(layers),
             num_taps=len(tapped),
         )
+        if calls.ANNOUNCES:
+            calls.announce("stack", "own", x, slots, *plan.tensors, tapped)
         self._lib.stack(
             ctypes.addressof(self._struct),
             plan.address,
