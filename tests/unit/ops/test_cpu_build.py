@@ -178,12 +178,12 @@ def test_a_library_that_does_not_load_is_a_reason(
 
 @needs_compiler
 def test_a_cache_that_can_not_be_written_is_no_obstacle(
-    tmp_path: Path, fresh: pytest.MonkeyPatch
+    tmp_path: Path, fresh: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A temporary folder serves the process."""
+    """A temporary folder serves the process, and the user hears what to do about it."""
     (tmp_path / "file").write_text("")
     fresh.setenv("PACELINE_CACHE", str(tmp_path / "file"))
-    fresh.setattr(building.tempfile, "mkdtemp", lambda prefix: str(tmp_path / prefix))
+    fresh.setattr(building.tempfile, "tempdir", str(tmp_path))
 
     def made(compiler: list[str], flags: tuple[str, ...], to: Path) -> None:
         to.write_bytes(b"")
@@ -191,7 +191,70 @@ def test_a_cache_that_can_not_be_written_is_no_obstacle(
     fresh.setattr(building, "_compile", made)
     found = building.built()
     assert found.path is not None
-    assert found.path.parent == tmp_path / "paceline-kernels-"
+    assert found.path.parent.parent == tmp_path
+    assert found.path.parent.name.startswith("paceline-kernels-")
+    assert "can't be written" in caplog.text
+    assert "set PACELINE_CACHE" in caplog.text
+
+
+FULL = """if [ "$1" = --version ]; then echo fake 1.0; exit 0; fi
+for last; do :; done
+case "$last" in {cache}/*) echo "kein Speicherplatz" >&2; exit 1;; esac
+echo not a library > "$last"
+"""
+
+
+@pytest.fixture
+def full(tmp_path: Path, fresh: pytest.MonkeyPatch) -> Path:
+    """A cache folder on a disk with no room for what the compiler writes, and another disk."""
+    cache, temporary = tmp_path / "cache", tmp_path / "tmp"
+    temporary.mkdir()
+    fresh.setenv("PACELINE_CACHE", str(cache))
+    fresh.setenv("CC", compiler(tmp_path, FULL.format(cache=cache)))
+    fresh.setattr(building.tempfile, "tempdir", str(temporary))
+    fresh.setattr(building, "_same_disk", lambda one, other: False)
+    return temporary
+
+
+def test_a_full_cache_disk_is_no_obstacle(full: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A compiler that runs out of space may succeed on another disk; the message says both."""
+    found = building.built()
+    assert found.path is not None
+    assert found.path.parent.parent == full
+    assert "fails: kein Speicherplatz" in caplog.text
+    assert "Free space, or set PACELINE_CACHE" in caplog.text
+
+
+def test_a_full_disk_for_everything_is_said_once(
+    full: Path, fresh: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the temporary folder is on the same disk, nothing is compiled twice or left there."""
+    fresh.setattr(building, "_same_disk", lambda one, other: True)
+    assert building.built().path is None
+    assert "kein Speicherplatz; torch's, which are slower" in caplog.text
+    fresh.setattr(building, "_same_disk", lambda one, other: False)
+    fresh.setenv("CC", compiler(full.parent, COUNTS.split("\n", 1)[0] + "\nexit 1"))
+    assert building.built().path is None, "a compiler that fails anywhere"
+    fresh.setattr(building.tempfile, "tempdir", str(full / "gone"))
+    assert building.built().path is None, "no temporary folder at all"
+    assert not any(full.iterdir())
+
+
+def test_an_account_without_a_home_has_kernels(
+    full: Path, fresh: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Containers run under accounts that nobody made; they compile for themselves."""
+
+    def homeless() -> Path:
+        msg = "no home"
+        raise RuntimeError(msg)
+
+    fresh.delenv("PACELINE_CACHE")
+    fresh.setattr(Path, "home", homeless)
+    found = building.built()
+    assert found.path is not None
+    assert found.path.parent.parent == full
+    assert "there is no cache folder: no home" in caplog.text
 
 
 def test_doctor_can_explain_every_op() -> None:

@@ -4,7 +4,7 @@ A library's name is a hash of the sources, the compiler's version, the flags and
 features, so it can't go stale or meet a processor that it was not made for. It is written under
 another name and renamed, so that a reader never sees half a file and two processes may compile at
 once. Its digest lies beside it: loading a damaged library would end the process. Where the cache
-can't be written, a temporary folder serves this process alone.
+can't be written, or its disk is full, a temporary folder serves this process alone.
 
 Environment: `PACELINE_CACHE` moves the cache folder; `PACELINE_NATIVE=0` refuses own kernels (to
 look for a fault); `CC` names the compiler.
@@ -12,6 +12,7 @@ look for a fault); `CC` names the compiler.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import logging
@@ -43,6 +44,7 @@ class Built:
     path: Path | None
     reason: str | None  # a clause; None if there is a library
     compiler: str = ""  # its first line of --version
+    unwritable: bool = False  # the reason is the folder, not the compiler
     flags: tuple[str, ...] = ()
 
 
@@ -97,7 +99,8 @@ def build(
             problem = f"{compiler} fails: {_text(error)}"
             continue
         except OSError as error:
-            return Built(path=None, reason=f"{folder} can't be written: {error}", compiler=version)
+            reason = f"{folder} can't be written: {error}"
+            return Built(path=None, reason=reason, compiler=version, unwritable=True)
         return Built(path=path, reason=None, compiler=version, flags=flags)
     return Built(path=None, reason=problem, compiler=version)
 
@@ -111,17 +114,55 @@ def built() -> Built:
     if not environment.allows_native():
         return Built(path=None, reason="PACELINE_NATIVE=0 refuses own kernels")
     try:
-        found = build(environment.cache_path())
+        folder = environment.cache_path()
     except OSError as error:  # an account without a home folder
-        found = Built(path=None, reason=str(error))
-    if found.path is None and found.compiler and "can't be written" in (found.reason or ""):
-        # Kept as long as the process; the system cleans its folder of temporary files.
-        found = build(Path(tempfile.mkdtemp(prefix="paceline-kernels-")))
+        found = _elsewhere(None, Built(path=None, reason=f"there is no cache folder: {error}"))
+    else:
+        found = build(folder)
+        if found.path is None and found.compiler:
+            found = _elsewhere(folder, found)
     if found.path is None:
         logger.warning(
             "own CPU kernels are not used: %s; torch's, which are slower, are", found.reason
         )
     return found
+
+
+def _elsewhere(folder: Path | None, failed: Built) -> Built:
+    """Compile in a temporary folder what could not be compiled in the cache, if that may help.
+
+    A compiler whose output does not fit the disk fails like one that does not know a flag, and says
+    so in any language. So on another disk it is tried again, and the outcome tells.
+
+    Args:
+        folder: the cache; None: there is none.
+        failed: the outcome there.
+    """
+    try:
+        temporary = Path(tempfile.mkdtemp(prefix="paceline-kernels-"))
+    except OSError as error:  # a full disk holds no folder either
+        logger.debug("there is no temporary folder: %s", error)
+        return failed
+    if folder is not None and not failed.unwritable and _same_disk(folder, temporary):
+        temporary.rmdir()
+        return failed
+    found = build(temporary)
+    if found.path is None:
+        shutil.rmtree(temporary, ignore_errors=True)
+        return found if folder is None else failed
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    logger.warning(
+        "the CPU kernels can't be kept in the cache folder (%s); they were compiled in %s for this "
+        "process alone, as at every start until that is mended. Free space, or set PACELINE_CACHE to "
+        "a writable folder on another disk",
+        failed.reason,
+        temporary,
+    )
+    return found
+
+
+def _same_disk(one: Path, other: Path) -> bool:
+    return one.stat().st_dev == other.stat().st_dev
 
 
 def _key(version: str, flags: tuple[str, ...]) -> str:
