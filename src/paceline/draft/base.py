@@ -88,6 +88,11 @@ class DraftNet(Protocol):
 class DraftRuntime(Protocol):
     """What the engine lends a drafter network: its pool, its pages, the rows' state."""
 
+    @property
+    def num_rows(self) -> int:
+        """R: rows are 0 ... R - 1. Row R is for padding: what is kept for it is nobody's."""
+        ...
+
     def lens(self, rows: Tensor) -> Tensor:
         """[B] int64 tokens cached by the target, and so by the drafter, for rows [B]."""
         ...
@@ -103,6 +108,32 @@ class DraftRuntime(Protocol):
             rows: [B] int64.
             token_ids: [B, q] int64.
             mask: [q, W] int64 visibility bits over the row's own q tail keys, the same for all.
+        """
+        ...
+
+    def newest(self, rows: Tensor, token_ids: Tensor, features: Tensor) -> ForwardBatch:
+        """A BLOCK pass of one query per row at its newest cached place, lens - 1; nothing is written.
+
+        Args:
+            rows: [B] int64.
+            token_ids: [B] int64, of the entry that is cached there.
+            features: [B, H], of the same.
+        """
+        ...
+
+    def level(
+        self, rows: Tensor, token_ids: Tensor, features: Tensor, mask: Tensor, depth: int
+    ) -> ForwardBatch:
+        """A BLOCK pass over one level of a growing tree, q nodes per row: tail keys of all levels so far.
+
+        Level d lies at cache places lens + (d - 1) * q ... (scratch), all at position lens + d - 1.
+
+        Args:
+            rows: [B] int64.
+            token_ids: [B, q] int64.
+            features: [B, q, H].
+            mask: [B, q, W] int64 visibility bits over the row's own depth * q tail keys.
+            depth: d, from 1.
         """
         ...
 

@@ -216,7 +216,9 @@ def build_parts(resolved: EngineConfig, loaded: LoadedModel, used: int) -> Parts
     scheduler = Scheduler(
         cache,
         allocator,
-        PrefixCache(allocator, cache.page_size, enabled=cache.prefix_cache),
+        PrefixCache(
+            allocator, cache.page_size, enabled=cache.prefix_cache, lookahead=spec.lookahead
+        ),
         rows,
         pages_per_row=pages_per_row,
         scratch=spec.scratch,

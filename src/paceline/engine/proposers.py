@@ -9,7 +9,7 @@ reads it, and the nodes are selected on the device.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -140,6 +140,11 @@ class NetworkRuntime:
         self._pool = pool
         self._backend = backend
 
+    @property
+    def num_rows(self) -> int:
+        """See `DraftRuntime`."""
+        return self._rows.lens.shape[0] - 1
+
     def lens(self, rows: Tensor) -> Tensor:
         """See `DraftRuntime`."""
         return self._rows.lens[rows]
@@ -161,24 +166,73 @@ class NetworkRuntime:
 
     def block(self, rows: Tensor, token_ids: Tensor, mask: Tensor) -> ForwardBatch:
         """See `DraftRuntime`."""
+        width, device = token_ids.shape[1], token_ids.device
+        places = self._rows.lens[rows].unsqueeze(1) + torch.arange(width, device=device)
+        mask = mask.repeat(token_ids.shape[0], 1)
+        return self._pass(rows, token_ids, mask=mask, places=places, positions=places, tail=width)
+
+    def newest(self, rows: Tensor, token_ids: Tensor, features: Tensor) -> ForwardBatch:
+        """See `DraftRuntime`."""
+        places = self._rows.lens[rows].unsqueeze(1) - 1
+        mask = torch.ones_like(places)
+        batch = self._pass(
+            rows, token_ids.unsqueeze(1), mask=mask, places=places, positions=places, tail=1
+        )
+        # The entry may lie in a page that others share: not even the same bits are written again.
+        return replace(batch, features=features, slots=torch.full_like(batch.slots, -1))
+
+    def level(
+        self, rows: Tensor, token_ids: Tensor, features: Tensor, mask: Tensor, depth: int
+    ) -> ForwardBatch:
+        """See `DraftRuntime`."""
+        width, device = token_ids.shape[1], token_ids.device
+        lens = self._rows.lens[rows].unsqueeze(1)
+        first = (depth - 1) * width
+        batch = self._pass(
+            rows,
+            token_ids,
+            mask=mask.flatten(0, 1),
+            places=lens + torch.arange(first, first + width, device=device),
+            positions=(lens + depth - 1).expand(-1, width),
+            tail=first + width,
+        )
+        return replace(batch, features=features.flatten(0, 1))
+
+    def _pass(
+        self,
+        rows: Tensor,
+        token_ids: Tensor,
+        *,
+        mask: Tensor,
+        places: Tensor,
+        positions: Tensor,
+        tail: int,
+    ) -> ForwardBatch:
+        """A BLOCK pass over the rows' draft keys; its queries are the last of `tail` keys a row.
+
+        Args:
+            rows: [B] int64.
+            token_ids: [B, q] int64.
+            mask: [B * q, W] int64.
+            places: [B, q] int64, consecutive; what lies before the tail is prefix.
+            positions: [B, q] int64.
+            tail: keys.
+        """
         batch, width = token_ids.shape
-        device = token_ids.device
-        lens = self._rows.lens[rows]
-        step = torch.arange(width, device=device)
-        places = (lens.unsqueeze(1) + step).view(-1)
-        owner = rows.repeat_interleave(width)
+        prefix_lens = places[:, -1] + 1 - tail
+        places = places.reshape(-1)
         return ForwardBatch(
             mode=ForwardMode.BLOCK,
             num_rows=batch,
             q_len=width,
             rows=rows,
             token_ids=token_ids.reshape(-1),
-            positions=places,
-            slots=self._rows.slots(owner, places),
-            prefix_lens=lens,
-            cu_q=torch.arange(batch + 1, device=device) * width,
-            tail_lens=torch.full_like(lens, width),
-            mask=mask.repeat(batch, 1),
+            positions=positions.reshape(-1),
+            slots=self._rows.slots(rows.repeat_interleave(width), places),
+            prefix_lens=prefix_lens,
+            cu_q=torch.arange(batch + 1, device=token_ids.device) * width,
+            tail_lens=torch.full_like(prefix_lens, tail),
+            mask=mask,
             pages=self._rows.pages.tensor[rows],
         )
 

@@ -156,10 +156,11 @@ class Scheduler:
         """Make the full pages of what is cached findable by later prompts."""
         if sequence.num_cached // self._page > sequence.num_published:
             sequence.num_published = self._prefix.publish(
-                sequence.tokens[: sequence.num_cached],
+                sequence.tokens[: sequence.num_cached + self._prefix.lookahead],
                 sequence.pages,
                 sequence.request.scope,
                 sequence.num_published,
+                num_written=sequence.num_cached,
             )
 
     def check_integrity(self) -> None:

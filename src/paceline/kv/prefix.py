@@ -6,6 +6,10 @@ one page and then *compares tokens*; an equal hash of different tokens finds not
 the hash chain over full pages of vLLM and nano-vllm, with the parent's identity in place of the
 parent's hash. Every scope (tenant) has a root of its own: scopes never share.
 
+Where a drafter's entry also depends on the token after its own (`lookahead` 1, EAGLE-3), so does the
+page's last entry, and the edge's key has that token too: a page is published once it is known, and a
+prompt that goes on differently misses this page alone. (vLLM drops the last page of every hit instead.)
+
 Eviction is least recently used, leaves first: a page whose parent is gone could not be found.
 `PageAllocator.release` goes from a row's last page to its first, so the oldest cached page is
 nearly always a leaf; where it is not, a leaf below it goes before it.
@@ -35,7 +39,7 @@ class _Node:
 
     scope: str
     parent: _Node | None = None
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()  # the page's, and `lookahead` more
     page: int = -1
     children: dict[tuple[int, ...], _Node] = field(default_factory=dict)
     twins: set[int] = field(default_factory=set)  # pages in use with the same content
@@ -48,11 +52,21 @@ class PrefixCache:
         allocator: whose pages these are; the cache becomes its keeper.
         page_size: tokens per page.
         enabled: False finds nothing and keeps nothing.
+        lookahead: how many tokens after a page its entries depend on (`DrafterSpec`).
     """
 
-    def __init__(self, allocator: PageAllocator, page_size: int, *, enabled: bool = True) -> None:
+    def __init__(
+        self,
+        allocator: PageAllocator,
+        page_size: int,
+        *,
+        enabled: bool = True,
+        lookahead: int = 0,
+    ) -> None:
         assert page_size > 0, "a page holds at least one token"
+        assert lookahead in (0, 1), "an entry depends on the token after its own at most"
         self.page_size = page_size
+        self.lookahead = lookahead
         self.enabled = enabled
         self._allocator = allocator
         self._roots: dict[str, _Node] = {}
@@ -80,7 +94,7 @@ class PrefixCache:
             return pages
         size = self.page_size
         for start in range(0, len(tokens) - size, size):
-            node = node.children.get(tuple(tokens[start : start + size]))
+            node = node.children.get(tuple(tokens[start : start + size + self.lookahead]))
             if node is None:
                 break
             pages.append(node.page)
@@ -98,11 +112,13 @@ class PrefixCache:
     ) -> int:
         """Make a row's full pages findable. O(1) if no page has been filled since the last call.
 
+        With `lookahead` a page is full once the token after it is known, too.
+
         Call it only for tokens whose entries are written, or certain to be written before any
         later step reads: not for the row's next token, which the pool does not hold yet.
 
         Args:
-            tokens: the row's tokens from its first.
+            tokens: the row's tokens from its first, `lookahead` more than are written if known.
             pages: the row's pages from its first, owned by the caller; at least the full ones.
             scope: who may find them; the same in every call for a row.
             num_done: the last call's result; at first, the number of pages that `match` found.
@@ -113,14 +129,16 @@ class PrefixCache:
             private to the caller and is found under the other's page.
         """
         size = self.page_size
-        num_full = (len(tokens) if num_written is None else num_written) // size
+        known = len(tokens) - self.lookahead
+        num_full = (known if num_written is None else min(known, num_written)) // size
         if num_full <= num_done:
             return num_done
         if not self.enabled:
             return num_full
         node, first = self._resume(pages, scope, num_done)
         for i in range(first, num_full):
-            node = self._extend(node, tuple(tokens[i * size : (i + 1) * size]), pages[i])
+            key = tuple(tokens[i * size : (i + 1) * size + self.lookahead])
+            node = self._extend(node, key, pages[i])
         return num_full
 
     @property
@@ -170,7 +188,8 @@ class PrefixCache:
             assert root.children, f"scope {scope!r} has a root and no page"
             for node in _below(root):
                 assert node.scope == scope, f"page {node.page} is in two scopes"
-                assert len(node.tokens) == self.page_size, f"page {node.page} is not full"
+                full = self.page_size + self.lookahead
+                assert len(node.tokens) == full, f"page {node.page} is not full"
                 assert node.page not in found, f"page {node.page} is found twice"
                 found[node.page] = node
                 for page in node.twins:

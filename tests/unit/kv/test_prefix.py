@@ -370,3 +370,31 @@ def test_scopes_without_pages_leave_nothing_behind() -> None:
         pages.release(row)
         pages.check_integrity([])
     assert len(cache._roots) == 1
+
+
+def test_the_token_after_a_page_belongs_to_it_where_an_entry_depends_on_it() -> None:
+    """With lookahead a page is published once the token after it is known, and a prompt that goes on
+    with another misses this page alone; both continuations stay findable side by side.
+    """
+    pages = PageAllocator(8)
+    cache = PrefixCache(pages, SIZE, lookahead=1)
+    tokens = list(range(8))
+    row = pages.allocate(2)
+    assert cache.publish(tokens, row, "", 0) == 1, "what follows the second page is not known yet"
+    assert cache.publish([*tokens, 20], row, "", 1, num_written=8) == 2
+    assert cache.match([*tokens, 20, X], "") == row
+    assert cache.match([*tokens, 21, X], "") == row[:1]
+    other = row[:1] + pages.allocate(1)
+    assert cache.publish([*tokens, 21], other, "", 1) == 2
+    assert cache.match([*tokens, 21, X], "") == other
+    assert cache.match([*tokens, 20, X], "") == row
+
+
+def test_what_ran_past_a_stop_is_not_published_with_lookahead() -> None:
+    """A page whose last entry was made with a token that was cut off is never found."""
+    pages = PageAllocator(8)
+    cache = PrefixCache(pages, SIZE, lookahead=1)
+    row = pages.allocate(2)
+    kept = list(range(8))  # both pages are written, the second with a token after the stop
+    assert cache.publish(kept, row, "", 0, num_written=8) == 1
+    assert cache.match([*kept, 8, X], "") == row[:1]
