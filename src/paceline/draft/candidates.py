@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 from typing import TypeAlias
 
@@ -84,6 +85,13 @@ class Calibration:
         self._information = torch.full_like(self._log, _PRIOR)
         self._held = torch.full_like(self._log, _PRIOR)  # emitted tokens that were candidates
         self._claimed = torch.full_like(self._log, _PRIOR)  # how many should have been
+
+    def at(self, position: int) -> Calibration:
+        """A look at one position alone, P = 1; not to be learned with, and stale after `learn`."""
+        view = copy(self)
+        for name in ("_log", "_information", "_held", "_claimed"):
+            setattr(view, name, getattr(self, name)[:, position : position + 1])
+        return view
 
     def sharpness(self, temperature: Tensor) -> Tensor:
         """Sharpness [B, 2, P] for rows of these temperatures [B].

@@ -1,4 +1,4 @@
-"""A drafter's folder, written whole or not at all: config.json and safetensors, in shards if large.
+"""A drafter's folder: found, and written whole or not at all: config.json and safetensors, in shards.
 
 Everything goes to a folder beside it first, which then takes its place: a full disk or a killed
 process leaves the old folder, or none, but never a mixture.
@@ -19,15 +19,38 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor
 
-from paceline.core.errors import ModelError
+from paceline.core.errors import ConfigError, ModelError
 from paceline.models import checkpoint
 from paceline.models.weights import bind
 
 if TYPE_CHECKING:
-    from paceline.core.config import RopeConfig
+    from paceline.core.config import DraftConfig, RopeConfig
     from paceline.models.weights import Network
 
 Item: TypeAlias = tuple[str, Tensor, torch.dtype]  # name, values, dtype in the file
+
+
+def locate(config: DraftConfig) -> Path:
+    """The folder that a configuration names.
+
+    Raises:
+        ConfigError: it names none, or one that is not there.
+    """
+    if config.model is None:
+        msg = (
+            f"drafter {config.method!r} is a network, and no folder was given for it; it needs one "
+            "with config.json and safetensors. Pass it (spec_model, --spec-model), or choose "
+            "'suffix', which needs none."
+        )
+        raise ConfigError(msg)
+    folder = Path(config.model).expanduser()
+    if not folder.is_dir():
+        msg = (
+            f"there is no drafter folder {config.model!r}; a folder with config.json and "
+            "safetensors is needed. Check the path."
+        )
+        raise ConfigError(msg)
+    return folder
 
 
 def write(

@@ -38,15 +38,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.core.errors import ConfigError
-from paceline.core.tree import NEG_INF, DraftTree, Proposal, from_proposals, num_words
+from paceline.core.tree import NEG_INF, DraftTree, Proposal, from_proposals
+from paceline.draft.best_nodes import best_nodes
 from paceline.draft.dflash import SOURCE, DFlashBlock, load_net
 
 if TYPE_CHECKING:
     from paceline.core.config import DraftConfig
     from paceline.draft.base import Commit, DraftRuntime, TargetInfo
     from paceline.draft.candidates import Candidates
-
-_WORD = 64
 
 
 class DDTreeDrafter:
@@ -113,29 +112,16 @@ def best_first(
     """
     levels = _levels(roots, found, budget, topk_cap or found.ids.shape[2])
     longest, total = found.ids.shape[1] + 1, sum(level.scores.shape[1] for level in levels)
-    scores = torch.cat([level.scores for level in levels], dim=1)
-    scores, order = scores.sort(dim=1, descending=True, stable=True)  # the root stays first
-    scores, order = scores[:, : budget + 1], order[:, : budget + 1]
-    real = scores > NEG_INF
-    # Where each prefix stands in the tree, -1 if nowhere; and one place for what a path lacks.
-    nodes = torch.arange(order.shape[1], device=roots.device).expand_as(order)
-    place = order.new_full((order.shape[0], total + 1), -1).scatter_(1, order, nodes)
     lacking = [(longest - level.paths.shape[2], 0) for level in levels]
-    paths = torch.cat(
-        [pad(v.paths, short, value=total) for v, short in zip(levels, lacking, strict=True)], dim=1
-    )
-    paths = paths.gather(1, order.unsqueeze(2).expand(-1, -1, longest))
-    paths = place.gather(1, paths.flatten(1)).view_as(paths)
-    paths.masked_fill_(~real.unsqueeze(2), -1)
-    tokens = torch.cat([level.tokens for level in levels], dim=1).gather(1, order)
-    return DraftTree(
-        token_ids=tokens.masked_fill_(~real, -1),
-        parents=paths[:, :, -2],
-        depths=((paths >= 0).sum(2) - 1).clamp_(min=0),
-        mask=_bits(paths),
-        scores=scores.to(torch.float32),
-        sources=(real & (nodes > 0)).to(torch.int8) * SOURCE,
-        num_nodes=real.sum(1),
+    return best_nodes(
+        torch.cat([level.tokens for level in levels], dim=1),
+        torch.cat([level.scores for level in levels], dim=1),
+        torch.cat(
+            [pad(v.paths, short, value=total) for v, short in zip(levels, lacking, strict=True)],
+            dim=1,
+        ),
+        budget,
+        SOURCE,
     )
 
 
@@ -239,11 +225,3 @@ def _pairs(known: int, count: int, budget: int, device: torch.device) -> tuple[T
     both = [(i, r) for i in range(known) for r in range(count) if (i + 1) * (r + 1) <= budget]
     pairs = torch.tensor(both, dtype=torch.int64, device=device).view(-1, 2)
     return pairs[:, 0], pairs[:, 1]
-
-
-def _bits(paths: Tensor) -> Tensor:
-    """Ancestor masks [B, N, W] from paths [B, N, n] of node numbers, -1 for none."""
-    at = paths.clamp(min=0)
-    bits = (1 << at % _WORD).masked_fill_(paths < 0, 0)
-    words = paths.new_zeros(*paths.shape[:2], num_words(paths.shape[1]))
-    return words.scatter_add_(2, at // _WORD, bits)

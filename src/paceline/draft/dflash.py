@@ -16,14 +16,13 @@ V vocabulary, C candidates.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from paceline.core import tree
-from paceline.core.errors import ConfigError
+from paceline.draft import checkpoint_folder
 from paceline.draft.base import DrafterSpec
 from paceline.draft.candidates import CHUNK, SAMPLED, Calibration, Candidates, Gains, rank
 from paceline.draft.dflash_checkpoint import load
@@ -205,18 +204,4 @@ def load_net(config: DraftConfig, target: TargetInfo) -> DFlashNet:
         ConfigError: it names none, or a drafter for another target.
         ModelError: files are missing, damaged or of a layout that is not supported.
     """
-    if config.model is None:
-        msg = (
-            f"drafter {config.method!r} is a network, and no folder was given for it; it needs one "
-            "with config.json and safetensors. Pass it (spec_model, --spec-model), or choose "
-            "'suffix', which needs none."
-        )
-        raise ConfigError(msg)
-    folder = Path(config.model).expanduser()
-    if not folder.is_dir():
-        msg = (
-            f"there is no drafter folder {config.model!r}; a folder with config.json and "
-            "safetensors is needed. Check the path."
-        )
-        raise ConfigError(msg)
-    return load(folder, target)
+    return load(checkpoint_folder.locate(config), target)
