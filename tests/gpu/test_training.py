@@ -9,12 +9,13 @@ import torch
 
 from paceline import models
 from paceline.draft.dflash_net import DFlashNet
-from paceline.train.dflash import DFlashTask, initialise, new_config, target_info
+from paceline.train.dflash import DFlashTask, initialise, new_config
+from paceline.train.dflash_settings import DFlashSettings
 from paceline.train.losses import RowWeights
 from paceline.train.optimizer import MasterAdamW
 from paceline.train.packing import Geometry, Packer
 from paceline.train.prefetch import Prefetch
-from paceline.train.settings import TrainSettings
+from paceline.train.target import target_info
 from tests import tiny
 from tests.unit.train.making import random_docs, write_docs
 
@@ -28,7 +29,7 @@ def task(folder: Path, device: str, dtype: torch.dtype, *, compiled: bool) -> DF
     target = models.load(
         models.resolve(str(folder)), device=torch.device(device), dtype=dtype, weights="bf16"
     ).net
-    settings = TrainSettings(layers=2, taps=(0, 1))
+    settings = DFlashSettings(layers=2, taps=(0, 1))
     net = DFlashNet(new_config(settings, target.config, 90), target_info(target))
     initialise(net, 1)
     return DFlashTask(target, net, RowWeights(gamma=4, dpace=True, alpha=0.5), compiled=compiled)

@@ -1,4 +1,4 @@
-"""`paceline train dflash`: from prompts to an exported drafter, in a folder that remembers where it is."""
+"""`paceline train METHOD`: from prompts to an exported drafter, in a folder that remembers where it is."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from rich.progress import (
 
 from paceline.cli.console import epilogue, notes
 from paceline.cli.workbench import command_line
+from paceline.train.methods import SETTINGS
 from paceline.train.progress import LogLines
-from paceline.train.settings import TrainSettings
 
 TRAINERS = App(
     name="train",
@@ -33,12 +33,26 @@ TRAINERS = App(
     help_format="plaintext",
 )
 GO_ON = 3  # exit code: time was up, the same command goes on
-_EXAMPLES = (
-    "paceline train dflash runs/one --prompts prompts.jsonl.gz --answer-tokens 20000000 \\",
-    "    --train-minutes 20",
-    "paceline train dflash runs/one --minutes 9.5   (go on with it)",
-    "paceline train dflash runs/two --own-share 1 --steps 2000 --init runs/one/export",
-)
+_SUMMARY = """Train {article} {name} drafter: prepare prompts, generate answers, train, measure and export.
+
+The first call says what the run is; later calls with the same folder go on with it. Exit code 3
+says that --minutes are over and the same command goes on.
+"""
+_TITLES = {"dflash": ("a", "DFlash"), "eagle3": ("an", "EAGLE-3")}
+_EXAMPLES = {
+    "dflash": (
+        "paceline train dflash runs/one --prompts prompts.jsonl.gz --answer-tokens 20000000 \\",
+        "    --train-minutes 20",
+        "paceline train dflash runs/one --minutes 9.5   (go on with it)",
+        "paceline train dflash runs/two --own-share 1 --steps 2000 --init runs/one/export",
+    ),
+    "eagle3": (
+        "paceline train eagle3 runs/one --prompts prompts.jsonl.gz --answer-tokens 20000000 \\",
+        "    --train-minutes 6",
+        "paceline train eagle3 runs/two --answers runs/one --train-minutes 6",
+        "paceline train eagle3 runs/three --answers runs/one --init FOLDER --remap --steps 500",
+    ),
+}
 
 
 class Bars:
@@ -83,14 +97,15 @@ def shown() -> Iterator[Bars | LogLines]:
         log.setLevel(before)
 
 
-def _flags(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the fields of `TrainSettings` as flags; only those given are passed on."""
-    hints = get_type_hints(TrainSettings)
+def _command(name: str) -> Callable[..., int]:
+    """The command that trains one kind of drafter, with the fields of its settings as flags."""
+    settings = SETTINGS.get(name)
+    hints = get_type_hints(settings)
     groups: dict[str, Group] = {}
     flags = []
-    for number, item in enumerate(fields(TrainSettings)):
-        name = str(item.metadata["group"])
-        group = groups.setdefault(name, Group(name, sort_key=number))
+    for number, item in enumerate(fields(settings)):
+        title = str(item.metadata["group"])
+        group = groups.setdefault(title, Group(title, sort_key=number))
         flags.append(_flag(item, hints[item.name], group))
     run = inspect.Parameter(
         "run",
@@ -104,12 +119,13 @@ def _flags(command: Callable[..., int]) -> Callable[..., int]:
     def bound(*args: object, **kwargs: object) -> int:
         values = dict(signature.bind(*args, **kwargs).arguments)
         folder = values.pop("run")
-        return command(folder, {k: v for k, v in values.items() if v is not None})
+        return _train(name, folder, {k: v for k, v in values.items() if v is not None})
 
+    article, title = _TITLES[name]
     bound.__signature__ = signature  # type: ignore[attr-defined]
     bound.__annotations__ = {}
-    bound.__name__ = command.__name__
-    bound.__doc__ = command.__doc__
+    bound.__name__ = name
+    bound.__doc__ = _SUMMARY.format(article=article, name=title)
     return bound
 
 
@@ -134,26 +150,25 @@ def _flag(item: Field[Any], hint: Any, group: Group) -> inspect.Parameter:
     )
 
 
-@_flags
-def dflash(run: Path, given: dict[str, object]) -> int:
-    """Train a DFlash drafter: prepare prompts, generate answers, train, measure and export.
-
-    The first call says what the run is; later calls with the same folder go on with it. Exit code 3
-    says that --minutes are over and the same command goes on.
-    """
+def _train(name: str, folder: Path, given: dict[str, object]) -> int:
+    """Begin a run or go on with it; only flags that were given are in `given`."""
     from paceline.api.tokenizer import Tokenizer
-    from paceline.train.run import go, open_run
-    from paceline.train.train_dflash import finish, train
+    from paceline.train.methods import METHODS
+    from paceline.train.run import open_run
+    from paceline.train.stages import go
 
+    method = METHODS.get(name)
+    command = shlex.join(command_line())
     with shown() as progress:
-        opened = open_run(run, given, Tokenizer.from_files, progress, shlex.join(command_line()))
-        complete = go(opened, train, finish)
+        run = open_run(method.settings, folder, given, Tokenizer.from_files, progress, command)
+        complete = go(run, method)
     console = notes()
     if not complete:
-        console.print(f"time is up; everything is saved in {run}, and the same command goes on")
+        console.print(f"time is up; everything is saved in {folder}, and the same command goes on")
         return GO_ON
-    console.print(f"complete: {', '.join(opened.settings.stages)} in {run}")
+    console.print(f"complete: {', '.join(run.settings.stages)} in {folder}")
     return 0
 
 
-TRAINERS.command(dflash, name="dflash", help_epilogue=epilogue(_EXAMPLES))
+for _name in SETTINGS:
+    TRAINERS.command(_command(_name), name=_name, help_epilogue=epilogue(_EXAMPLES[_name]))

@@ -17,10 +17,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from paceline.api.tokenizer import Tokenizer
 from paceline.core.errors import PacelineError
+from paceline.train.methods import METHODS, SETTINGS
 from paceline.train.progress import LogLines
-from paceline.train.run import go, open_run
+from paceline.train.run import open_run
 from paceline.train.settings import TrainSettings
-from paceline.train.train_dflash import finish, train
+from paceline.train.stages import go
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +29,14 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; 0: complete, 1: failed, 2: cannot be done as asked, 3: call again."""
     given = vars(parser().parse_args(argv))
-    folder, _ = given.pop("run"), given.pop("method")
+    folder, method = given.pop("run"), METHODS.get(given.pop("method"))
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
     command = shlex.join(["python", "-m", "paceline.train", *(argv or sys.argv[1:])])
     try:
-        run = open_run(folder, given, Tokenizer.from_files, LogLines(), command)
-        complete = go(run, train, finish)
+        run = open_run(method.settings, folder, given, Tokenizer.from_files, LogLines(), command)
+        complete = go(run, method)
     except (PacelineError, OSError) as error:
         log.error("%s", error)  # noqa: TRY400 (messages for people)
         return 1 if isinstance(error, OSError) else 2
@@ -46,18 +47,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Flags made from the fields of `TrainSettings`; only those given are in the result."""
+    """A word for each kind of drafter, its flags made from its settings; only those given result."""
     made = argparse.ArgumentParser(
         prog="python -m paceline.train",
         description="Train a drafter: prepare prompts, generate answers, train, measure and export.",
-        argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    made.add_argument("method", choices=["dflash"], help="kind of drafter")
+    kinds = made.add_subparsers(dest="method", required=True, help="kind of drafter")
+    for name in SETTINGS:
+        kind = kinds.add_parser(name, argument_default=argparse.SUPPRESS, allow_abbrev=False)
+        _add_flags(kind, SETTINGS.get(name))
+    return made
+
+
+def _add_flags(made: argparse.ArgumentParser, settings: type[TrainSettings]) -> None:
     made.add_argument("run", type=Path, help="folder of the run; a run that is in it goes on")
-    hints = get_type_hints(TrainSettings)
+    hints = get_type_hints(settings)
     groups: dict[str, Any] = {}
-    for item in fields(TrainSettings):
+    for item in fields(settings):
         name = str(item.metadata["group"])
         if name not in groups:
             groups[name] = made.add_argument_group(name)
@@ -66,7 +73,6 @@ def parser() -> argparse.ArgumentParser:
         groups[name].add_argument(
             "--" + item.name.replace("_", "-"), help=text + default, **_kind(hints[item.name])
         )
-    return made
 
 
 def _kind(hint: Any) -> dict[str, Any]:

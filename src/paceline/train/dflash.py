@@ -16,40 +16,32 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import ConfigError
-from paceline.draft.base import TargetInfo
 from paceline.draft.dflash_config import DFlashConfig, default_taps
 from paceline.draft.dflash_net import DFlashNet
-from paceline.ops.dispatch import implementation
 from paceline.train.attend import Blocks, PackedCausal, block_pass, packed_pass
 from paceline.train.losses import RowWeights, best_tokens, block_loss
+from paceline.train.target import check_taps, choose_ops, head_matrix
 
 if TYPE_CHECKING:
     from paceline.core.config import ModelConfig
     from paceline.models.base import CausalLM
+    from paceline.train.dflash_settings import DFlashSettings
     from paceline.train.packing import Batch
     from paceline.train.prepare import ChatTokenizer
-    from paceline.train.settings import TrainSettings
 
 _DEFAULT_NUM_TAPS = 5  # the paper's; more than that won little there
 _INIT_STD = 0.02
-_OPS = ("linear", "rms_norm", "add_rms_norm", "rope", "silu_mul")  # what both networks call
 _LEAST_EMBEDDING = 1e-3  # of a mask's largest number; one that is smaller says nothing
 
 
-def new_config(settings: TrainSettings, target: ModelConfig, mask_token: int) -> DFlashConfig:
+def new_config(settings: DFlashSettings, target: ModelConfig, mask_token: int) -> DFlashConfig:
     """The shape of a new drafter: draft layers like the target's own, all of them bidirectional.
 
     Raises:
         ConfigError: a tapped layer does not exist.
     """
     taps = settings.taps or default_taps(target.num_layers, _DEFAULT_NUM_TAPS)
-    wrong = [tap for tap in taps if not 0 <= tap < target.num_layers]
-    if wrong:
-        msg = (
-            f"tapped layers {wrong} do not exist; the target has layers 0 to "
-            f"{target.num_layers - 1}; change --taps"
-        )
-        raise ConfigError(msg)
+    check_taps(taps, target)
     return DFlashConfig(
         hidden_size=target.hidden_size,
         intermediate_size=settings.mlp_size or target.intermediate_size,
@@ -94,17 +86,6 @@ def choose_mask_token(tokenizer: ChatTokenizer, target: CausalLM) -> int:
     raise ConfigError(msg)
 
 
-def target_info(target: CausalLM) -> TargetInfo:
-    """What a draft network may use of its target."""
-    return TargetInfo(
-        config=target.config,
-        device=target.device,
-        dtype=target.dtype,
-        embed=target.embed,
-        head=target.head,
-    )
-
-
 def initialise(net: DFlashNet, seed: int) -> None:
     """First weights: normal matrices, smaller where a layer writes to the stream; norms are 1.
 
@@ -145,10 +126,7 @@ class DFlashTask:
     ) -> None:
         self.target, self.net = target, net
         self._weigh = weigh
-        head = target.embed.weight if target.lm_head is None else target.lm_head.weight
-        if not isinstance(head, Tensor):  # packed for this CPU: the loss wants it as it is
-            head = head.rows(torch.arange(target.config.vocab_size))
-        self._head = head.detach()
+        self._head = head_matrix(target)
         lacking = [
             what
             for what, there in (
@@ -167,8 +145,7 @@ class DFlashTask:
         self._features: Callable[[Batch], Tensor] = self._run_target
         self._hidden: Callable[[Batch, Tensor], Tensor] = self._run_net
         if compiled:
-            for op in _OPS:  # chosen now: the compiler follows no imports
-                implementation(op, target.device.type, target.dtype)
+            choose_ops(target)
             # Shapes never change, so nothing is compiled twice.
             self._features = cast(
                 "Callable[[Batch], Tensor]", torch.compile(self._run_target, dynamic=False)

@@ -1,4 +1,4 @@
-"""A finished drafter as a folder to ship: z-lab's layout in bfloat16, and a card that says how it came about."""
+"""The card and the record of a finished drafter: what it is, how well it drafts, how it came about."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import paceline
 from paceline.models.atomic import replacing
 
 if TYPE_CHECKING:
-    from paceline.draft.dflash_config import DFlashConfig
+    from paceline.train.methods import Words
     from paceline.train.prepare import PromptFacts
     from paceline.train.settings import TrainSettings
     from paceline.train.state import Journey
@@ -28,11 +28,10 @@ CARD, RECORD = "card.md", "record.json"
 class Story:
     """What the card tells."""
 
-    config: DFlashConfig
+    words: Words
     settings: TrainSettings
     journey: Journey
     prompts: PromptFacts
-    num_parameters: int
     num_answers: int
     num_answer_tokens: int
     num_own: int  # answers to prompts of the target's own
@@ -41,7 +40,6 @@ class Story:
     chosen: str
     command: str
     device: str
-    model: str
 
 
 def write_story(folder: Path, story: Story) -> None:
@@ -67,6 +65,8 @@ def record(story: Story) -> dict[str, object]:
         "device": story.device,
         "command": _without_folders(story.command),
         "settings": as_json(story.settings),
+        **story.words.facts,
+        "parameters": story.words.num_parameters,
         "steps": story.journey.step,
         "anchors": story.journey.num_anchors,
         "train_seconds": round(story.journey.seconds, 1),
@@ -80,7 +80,7 @@ def record(story: Story) -> dict[str, object]:
 
 def card(story: Story) -> str:
     """The card, Markdown."""
-    config, settings, journey = story.config, story.settings, story.journey
+    words, settings, journey = story.words, story.settings, story.journey
     engine = ", ".join(f"{name} {value:.2f}" for name, value in story.engine.items())
     measured = (
         f"In the engine, greedy, on held-out prompts: {engine}; shipped is `{story.chosen}`."
@@ -93,13 +93,9 @@ def card(story: Story) -> str:
         for line in story.curve
         if line.get("kind") == "held_out"
     )
-    weighed = "D-PACE (arXiv 2605.18810) times decay" if settings.loss == "dpace" else "decay"
-    return f"""# DFlash drafter for {story.model}
+    return f"""# {words.title}
 
-Drafts {config.block_size - 1} tokens in one pass (DFlash, arXiv 2602.06036); z-lab's layout, bfloat16,
-{story.num_parameters / 1e6:.1f} M parameters: {config.num_layers} layers of width {config.hidden_size} (MLP
-{config.intermediate_size}), block {config.block_size}, taps {", ".join(map(str, config.target_layer_ids))} of
-{config.num_target_layers} layers, mask token {config.mask_token_id}. Embedding and head are the target's.
+{words.about}
 
 ## Accept length
 
@@ -124,10 +120,9 @@ others these prompts; {settings.held_out:.1%} of all prompts, by hash, were held
 
 ## Recipe
 
-{journey.step} steps of {settings.batch_rows} rows of {settings.row_tokens} tokens with up to
-{settings.anchors} random anchors each ({journey.num_anchors:,} blocks in all), target, embedding and head frozen;
-cross-entropy weighed by {weighed} (gamma {settings.gamma:g}); AdamW, learning rate {settings.lr:g}, {settings.warmup}
-steps of warm-up, cosine to zero, gradient norm at most {settings.clip:g}; seed {settings.seed}.
+{journey.step} steps of {settings.batch_rows} rows of {settings.row_tokens} tokens, {journey.num_anchors:,}
+{words.recipe}; AdamW, learning rate {settings.lr:g},
+{settings.warmup} steps of warm-up, cosine to zero, gradient norm at most {settings.clip:g}; seed {settings.seed}.
 {journey.seconds / 3600:.2f} hours of training on {story.device}.
 
     {_without_folders(story.command)}
@@ -138,6 +133,12 @@ The weights are the project's own work under its licence (Apache-2.0). They were
 target, whose licence applies to the target; the prompts' licences are in the table above. No prompt text is
 part of the weights' files.
 """
+
+
+def weighing(settings: TrainSettings) -> str:
+    """The weights of a block's rows, or of a chain's steps, in words."""
+    kind = "D-PACE (arXiv 2605.18810) times decay" if settings.loss == "dpace" else "decay"
+    return f"{kind} (gamma {settings.gamma:g})"
 
 
 def _without_folders(command: str) -> str:

@@ -17,10 +17,13 @@ Letters: M blocks, R predicted rows of a block, H hidden size, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from paceline.train.settings import TrainSettings
 
 _CHUNK_ROWS = 8192  # rows of logits that exist at once; 0.8 GB each in 16 bits at V = 49,152
 
@@ -45,6 +48,11 @@ class RowWeights:
             row = torch.arange(probs.shape[1], device=probs.device, dtype=probs.dtype)
             out = out * torch.exp(-row / self.gamma)
         return out * dpace_weights(probs, known, self.alpha) if self.dpace else out
+
+
+def row_weights(settings: TrainSettings) -> RowWeights:
+    """As a run's settings say."""
+    return RowWeights(gamma=settings.gamma, dpace=settings.loss == "dpace", alpha=settings.alpha)
 
 
 def dpace_weights(probs: Tensor, known: Tensor, alpha: float) -> Tensor:

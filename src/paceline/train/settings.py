@@ -1,7 +1,8 @@
 """TrainSettings: every choice of a training run. Command-line flags are made from its fields.
 
+What one kind of drafter alone can be told is in a subclass (`dflash_settings.py`, `eagle3_settings.py`).
 `help` in a field's metadata is the flag's text. Letters: S rows of a step, C tokens of a row, N anchors
-of a row, b block size.
+of a row.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from paceline.core.config import DType
 from paceline.core.errors import ConfigError
@@ -19,7 +20,8 @@ Stage: TypeAlias = Literal["prepare", "generate", "train", "finish"]
 STAGES: tuple[Stage, ...] = ("prepare", "generate", "train", "finish")
 
 
-def _doc(text: str, group: str) -> Mapping[str, Any]:
+def doc(text: str, group: str) -> Mapping[str, Any]:
+    """A field's metadata: its flag's text, and under which heading that stands."""
     return {"help": text, "group": group}
 
 
@@ -27,109 +29,131 @@ def _doc(text: str, group: str) -> Mapping[str, Any]:
 class TrainSettings:
     """A run. What may differ between two calls of one run is said in `FREE`."""
 
+    method: ClassVar[str]
+    LOWEST: ClassVar[Mapping[str, int]] = {
+        "max_new_tokens": 2,
+        "max_prompt_tokens": 1,
+        "max_rows": 1,
+        "answer_tokens": 1,
+        "row_tokens": 16,
+        "batch_rows": 1,
+        "anchors": 1,
+        "warmup": 0,
+        "evals": 0,
+        "eval_docs": 1,
+        "engine_prompts": 0,
+        "log_steps": 1,
+    }
+
     # -- run
     model: str = field(
-        default="default", metadata=_doc("the target: folder, GGUF file or 'default'", "Run")
+        default="default", metadata=doc("the target: folder, GGUF file or 'default'", "Run")
     )
-    device: str = field(default="auto", metadata=_doc("auto, cpu, cuda, cuda:N", "Run"))
+    device: str = field(default="auto", metadata=doc("auto, cpu, cuda, cuda:N", "Run"))
     dtype: DType = field(
-        default="auto", metadata=_doc("of target and drafter; master weights are float32", "Run")
+        default="auto", metadata=doc("of target and drafter; master weights are float32", "Run")
     )
-    seed: int = field(default=0, metadata=_doc("of data order, anchors and first weights", "Run"))
+    seed: int = field(default=0, metadata=doc("of data order, anchors and first weights", "Run"))
     minutes: float | None = field(
-        default=None, metadata=_doc("stop and save after so many minutes; go on later", "Run")
+        default=None, metadata=doc("stop and save after so many minutes; go on later", "Run")
     )
     stages: tuple[str, ...] = field(
-        default=STAGES, metadata=_doc("which of prepare, generate, train, finish", "Run")
+        default=STAGES, metadata=doc("which of prepare, generate, train, finish", "Run")
+    )
+    answers: Path | None = field(
+        default=None,
+        metadata=doc("folder of another run whose prompts and answers are used as they are", "Run"),
     )
     # -- data
     prompts: tuple[Path, ...] = field(
-        default=(), metadata=_doc("JSONL files of prompts, gzipped or not", "Data")
+        default=(), metadata=doc("JSONL files of prompts, gzipped or not", "Data")
     )
     broken: Literal["refuse", "skip"] = field(
-        default="refuse", metadata=_doc("what to do about lines that are no prompts", "Data")
+        default="refuse", metadata=doc("what to do about lines that are no prompts", "Data")
     )
     own_share: float = field(
-        default=0.5, metadata=_doc("share of prompts that the target makes itself", "Data")
+        default=0.5, metadata=doc("share of prompts that the target makes itself", "Data")
+    )
+    own_temperature: float = field(
+        default=1.0, metadata=doc("at which the target makes prompts", "Data")
+    )
+    openings: tuple[str, ...] = field(
+        default=("",),
+        metadata=doc("what prompts of the target's own begin with, by turns; '': anything", "Data"),
     )
     temperatures: tuple[float, ...] = field(
         default=(0.0, 0.0, 0.7, 1.0),
-        metadata=_doc("of answers, in equal parts; repeat one to have more of it", "Data"),
+        metadata=doc("of answers, in equal parts; repeat one to have more of it", "Data"),
     )
     answer_tokens: int = field(
-        default=2_000_000, metadata=_doc("answer tokens to generate in all", "Data")
+        default=2_000_000, metadata=doc("answer tokens to generate in all", "Data")
     )
     generate_minutes: float | None = field(
-        default=None, metadata=_doc("most minutes of this call for generating", "Data")
+        default=None, metadata=doc("most minutes of this call for generating", "Data")
     )
-    max_prompt_tokens: int = field(
-        default=256, metadata=_doc("longer prompts are left out", "Data")
-    )
-    max_new_tokens: int = field(default=256, metadata=_doc("longest answer", "Data"))
-    max_rows: int = field(default=512, metadata=_doc("answers generated at once", "Data"))
+    max_prompt_tokens: int = field(default=256, metadata=doc("longer prompts are left out", "Data"))
+    max_new_tokens: int = field(default=256, metadata=doc("longest answer", "Data"))
+    max_rows: int = field(default=512, metadata=doc("answers generated at once", "Data"))
     held_out: float = field(
-        default=0.01, metadata=_doc("share of prompts kept for measuring", "Data")
+        default=0.01, metadata=doc("share of prompts kept for measuring", "Data")
     )
     # -- drafter
     init: Path | None = field(
-        default=None, metadata=_doc("go on from this drafter's weights and shape", "Drafter")
-    )
-    layers: int = field(default=4, metadata=_doc("draft layers", "Drafter"))
-    block: int = field(
-        default=8, metadata=_doc("rows of a block, the known token's too", "Drafter")
+        default=None, metadata=doc("go on from this drafter's weights and shape", "Drafter")
     )
     taps: tuple[int, ...] = field(
-        default=(), metadata=_doc("tapped target layers; default: five, spread evenly", "Drafter")
+        default=(), metadata=doc("tapped target layers; default: spread evenly", "Drafter")
     )
     mlp_size: int | None = field(
-        default=None, metadata=_doc("width of the draft MLPs; default: the target's", "Drafter")
-    )
-    mask_token: int | None = field(
-        default=None,
-        metadata=_doc("id of the mask; default: a special token text has not", "Drafter"),
+        default=None, metadata=doc("width of the draft MLPs; default: the target's", "Drafter")
     )
     # -- optimisation
-    steps: int | None = field(default=None, metadata=_doc("optimiser steps in all", "Training"))
+    steps: int | None = field(default=None, metadata=doc("optimiser steps in all", "Training"))
     train_minutes: float | None = field(
         default=None,
-        metadata=_doc("instead of steps: minutes of training in all calls together", "Training"),
+        metadata=doc("instead of steps: minutes of training in all calls together", "Training"),
     )
-    row_tokens: int = field(default=512, metadata=_doc("C: tokens of a packed row", "Training"))
-    batch_rows: int = field(default=64, metadata=_doc("S: rows of a step", "Training"))
-    anchors: int = field(default=128, metadata=_doc("N: blocks trained per row", "Training"))
-    lr: float = field(default=1.2e-3, metadata=_doc("highest learning rate", "Training"))
-    warmup: int = field(default=200, metadata=_doc("steps of linear warm-up", "Training"))
-    weight_decay: float = field(default=0.0, metadata=_doc("of matrices", "Training"))
-    clip: float = field(default=1.0, metadata=_doc("largest norm of the gradient", "Training"))
+    row_tokens: int = field(default=512, metadata=doc("C: tokens of a packed row", "Training"))
+    batch_rows: int = field(default=64, metadata=doc("S: rows of a step", "Training"))
+    anchors: int = field(default=128, metadata=doc("N: blocks trained per row", "Training"))
+    lr: float = field(default=1.2e-3, metadata=doc("highest learning rate", "Training"))
+    warmup: int = field(default=200, metadata=doc("steps of linear warm-up", "Training"))
+    weight_decay: float = field(default=0.0, metadata=doc("of matrices", "Training"))
+    clip: float = field(default=1.0, metadata=doc("largest norm of the gradient", "Training"))
     loss: Loss = field(
         default="decay",
-        metadata=_doc("weights of a block's rows: decay, or dpace (with decay)", "Training"),
+        metadata=doc("weights of a block's rows: decay, or dpace (with decay)", "Training"),
     )
     gamma: float = field(
-        default=4.0, metadata=_doc("row k weighs exp(-(k-1)/gamma); 0: all alike", "Training")
+        default=4.0, metadata=doc("row k weighs exp(-(k-1)/gamma); 0: all alike", "Training")
     )
-    alpha: float = field(default=0.5, metadata=_doc("smoothing of dpace", "Training"))
+    alpha: float = field(default=0.5, metadata=doc("smoothing of dpace", "Training"))
     compile: bool | None = field(
-        default=None, metadata=_doc("torch.compile; default: on CUDA", "Training")
+        default=None, metadata=doc("torch.compile; default: on CUDA", "Training")
     )
     # -- measuring
-    evals: int = field(default=8, metadata=_doc("measurements along the way", "Measuring"))
+    evals: int = field(default=8, metadata=doc("measurements along the way", "Measuring"))
     eval_docs: int = field(
-        default=256, metadata=_doc("held-out answers of a measurement", "Measuring")
+        default=256, metadata=doc("held-out answers of a measurement", "Measuring")
     )
     engine_prompts: int = field(
         default=128,
-        metadata=_doc("held-out prompts measured in the engine at the end", "Measuring"),
+        metadata=doc("held-out prompts measured in the engine at the end", "Measuring"),
     )
     save_minutes: float = field(
-        default=2.0, metadata=_doc("minutes between saved states", "Measuring")
+        default=2.0, metadata=doc("minutes between saved states", "Measuring")
     )
-    log_steps: int = field(default=50, metadata=_doc("steps between two lines", "Measuring"))
+    log_steps: int = field(default=50, metadata=doc("steps between two lines", "Measuring"))
 
     @property
     def row_room(self) -> int:
         """Tokens that the longest sequence takes."""
         return self.max_prompt_tokens + self.max_new_tokens
+
+    @property
+    def num_anchors(self) -> int:
+        """N, as a number."""
+        return self.anchors
 
     def check(self) -> None:
         """Refuse what no run can have; all problems in one message.
@@ -137,29 +161,14 @@ class TrainSettings:
         Raises:
             ConfigError: as above.
         """
-        whole = {
-            "max_new_tokens": 2,
-            "max_prompt_tokens": 1,
-            "max_rows": 1,
-            "answer_tokens": 1,
-            "layers": 1,
-            "block": 2,
-            "row_tokens": 16,
-            "batch_rows": 1,
-            "anchors": 1,
-            "warmup": 0,
-            "evals": 0,
-            "eval_docs": 1,
-            "engine_prompts": 0,
-            "log_steps": 1,
-        }
         problems = [
             f"{name} {getattr(self, name)} must be >= {low}"
-            for name, low in whole.items()
+            for name, low in self.LOWEST.items()
             if getattr(self, name) < low
         ]
         shares = {
             "own_share": (0 <= self.own_share <= 1, "in 0 ... 1"),
+            "own_temperature": (0 < self.own_temperature <= 10, "above 0, at most 10"),
             "held_out": (0 < self.held_out < 1, "between 0 and 1"),
             "lr": (self.lr > 0, "> 0"),
             "clip": (self.clip > 0, "> 0"),
@@ -174,6 +183,8 @@ class TrainSettings:
             for name, (good, what) in shares.items()
             if not good
         ]
+        if not self.openings:
+            problems.append("openings must be one or more; '' leaves the beginning to the target")
         if not self.temperatures or any(not 0 <= t <= 10 for t in self.temperatures):
             problems.append(f"temperatures {self.temperatures} must be one or more of 0 ... 10")
         unknown = [s for s in self.stages if s not in STAGES]
@@ -181,17 +192,27 @@ class TrainSettings:
             problems.append(f"stages {unknown} are none of {', '.join(STAGES)}")
         if "train" in self.stages and (self.steps is None) == (self.train_minutes is None):
             problems.append("give either steps or train_minutes")
-        if self.own_share < 1 and not self.prompts and "prepare" in self.stages:
-            problems.append("give prompts, or --own-share 1 to train on the target's own alone")
+        makes = self.answers is None and "prepare" in self.stages
+        if self.own_share < 1 and not self.prompts and makes:
+            problems.append(
+                "give prompts, or --own-share 1 to train on the target's own alone, or --answers "
+                "with the folder of a run that has them"
+            )
+        problems += self.own_problems()
         if problems:
             msg = "invalid settings: " + "; ".join(problems)
             raise ConfigError(msg)
 
+    def own_problems(self) -> list[str]:
+        """What else is wrong, by what one kind of drafter alone knows."""
+        return []
+
 
 # What may change from call to call, and is kept when it does; all else is fixed by the first call.
-FREE = frozenset(
+FREE: Final = frozenset(
     {
         "model",
+        "answers",
         "prompts",
         "broken",
         "answer_tokens",
@@ -206,12 +227,16 @@ FREE = frozenset(
     }
 )
 # What is said anew by every call.
-PER_CALL = frozenset({"device", "minutes", "generate_minutes", "stages", "compile"})
+PER_CALL: Final = frozenset({"device", "minutes", "generate_minutes", "stages", "compile"})
+# What belongs to answers, and so comes along with another run's; `max_rows` is the machine's.
+OF_ANSWERS: Final = frozenset(
+    f.name for f in fields(TrainSettings) if f.metadata["group"] == "Data"
+) - {"max_rows", "generate_minutes"}
 
 
 def as_json(settings: TrainSettings) -> dict[str, object]:
     """Settings as JSON's types."""
-    return {f.name: _plain(getattr(settings, f.name)) for f in fields(TrainSettings)}
+    return {f.name: _plain(getattr(settings, f.name)) for f in fields(settings)}
 
 
 def _plain(value: object) -> object:

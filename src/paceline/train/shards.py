@@ -193,19 +193,29 @@ def _claim(folder: Path, about: Mapping[str, object]) -> None:
     """Write down whose sequences these are, or check that they are the same one's."""
     path = folder / _ABOUT
     if path.is_file():
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise _damaged(path, str(error)) from error
-        if found != dict(about):
-            msg = (
-                f"{folder} holds sequences made with {found}, and this run has {dict(about)}; one "
-                "folder holds one model's. Use another folder, or delete this one."
-            )
-            raise ConfigError(msg)
+        check_about(folder, about)
         return
     with replacing(path) as file:
         file.write(json.dumps(dict(about), indent=1).encode())
+
+
+def check_about(folder: Path, about: Mapping[str, object]) -> None:
+    """Refuse a folder whose sequences were made with other facts than these.
+
+    Raises:
+        ConfigError: as above, or it does not say.
+    """
+    path = folder / _ABOUT
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+    if found != dict(about):
+        msg = (
+            f"{folder} holds sequences made with {found}, and this run has {dict(about)}; one "
+            "folder holds one model's. Use another folder, or delete this one."
+        )
+        raise ConfigError(msg)
 
 
 def _damaged(path: Path, why: str) -> ConfigError:

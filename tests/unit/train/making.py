@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from paceline.draft.dflash_net import DFlashNet
+from paceline.draft.eagle3_net import Eagle3Net
 from paceline.models import LoadedModel
-from paceline.train.dflash import DFlashTask, initialise, new_config, target_info
+from paceline.train import eagle3
+from paceline.train.dflash import DFlashTask, initialise, new_config
+from paceline.train.dflash_settings import DFlashSettings
+from paceline.train.eagle3 import Eagle3Task
+from paceline.train.eagle3_settings import Eagle3Settings
 from paceline.train.losses import RowWeights
-from paceline.train.settings import TrainSettings
 from paceline.train.shards import Doc, Shards, ShardWriter
+from paceline.train.target import target_info
 
 MASK = 90  # ">" is rare in what the tests say
 BLOCK = 5
+CHAIN = 4
+DRAFTED = (*range(2, 50), *range(60, 90, 3))  # tokens that the tests' EAGLE-3 drafters know
 DECAY = RowWeights(gamma=4.0, dpace=False, alpha=0.5)
 
 
 def new_net(target: LoadedModel, *, seed: int = 1, layers: int = 2) -> DFlashNet:
     """A drafter of three taps and blocks of `BLOCK`, in the target's dtype."""
-    settings = TrainSettings(layers=layers, block=BLOCK, taps=(0, 2, 1), mlp_size=80)
+    settings = DFlashSettings(layers=layers, block=BLOCK, taps=(0, 2, 1), mlp_size=80)
     made = DFlashNet(new_config(settings, target.config, MASK), target_info(target.net))
     initialise(made, seed)
     return made
@@ -30,6 +39,23 @@ def new_net(target: LoadedModel, *, seed: int = 1, layers: int = 2) -> DFlashNet
 def new_task(target: LoadedModel, **options: int) -> DFlashTask:
     """A drafter in training."""
     return DFlashTask(target.net, new_net(target, **options), DECAY)
+
+
+def new_eagle3(
+    target: LoadedModel, *, seed: int = 1, vocabulary: Sequence[int] = DRAFTED, **flags: bool
+) -> Eagle3Net:
+    """A drafter of some of the target's tokens, in its dtype; `flags` as in its configuration."""
+    settings = Eagle3Settings(taps=(0, 1, 2), draft_vocab=len(vocabulary), mlp_size=80)
+    config = replace(eagle3.new_config(settings, target.config), **flags)
+    made = Eagle3Net(config, target_info(target.net))
+    made.set_vocabulary(torch.tensor(sorted(vocabulary)))
+    eagle3.initialise(made, target.net, seed)
+    return made
+
+
+def new_eagle3_task(target: LoadedModel, **flags: bool) -> Eagle3Task:
+    """The same in training."""
+    return Eagle3Task(target.net, new_eagle3(target, **flags), CHAIN, DECAY)
 
 
 def write_docs(folder: Path, docs: Sequence[Doc], shard_tokens: int = 1000) -> Shards:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,18 @@ from paceline.core.errors import ConfigError
 from paceline.draft import dflash_checkpoint
 from paceline.draft.dflash_config import SelectorConfig
 from paceline.models import LoadedModel
-from paceline.train import run as module
-from paceline.train import train_dflash as finishing
+from paceline.train import stages as finishing
 from paceline.train.__main__ import main, parser
-from paceline.train.dflash import DFlashTask, choose_mask_token, new_config, target_info
+from paceline.train.dflash import DFlashTask, choose_mask_token, new_config
+from paceline.train.dflash_settings import DFlashSettings
 from paceline.train.packing import Geometry, Packer
-from paceline.train.run import settle
+from paceline.train.run import open_run
 from paceline.train.settings import FREE, PER_CALL, TrainSettings, as_json
+from paceline.train.settle import settle
 from paceline.train.shards import Shards
-from paceline.train.train_dflash import make_trainer
+from paceline.train.stages import make_trainer
+from paceline.train.target import target_info
+from paceline.train.train_dflash import METHOD
 from tests.unit.train.making import DECAY, new_net, random_docs, write_docs
 
 FLAGS = [
@@ -172,24 +175,30 @@ def test_flags_are_the_fields() -> None:
     assert given["taps"] == (1, 2)
     assert given["compile"] is False
     assert (given["loss"], given["lr"]) == ("dpace", 0.1)
-    assert set(TrainSettings.__dataclass_fields__) >= FREE | PER_CALL
+    assert {f.name for f in fields(TrainSettings)} >= FREE | PER_CALL
 
 
 def test_settings_are_kept_and_guarded(tmp_path: Path) -> None:
     """What may change changes; what may not is refused by name; a damaged file is said."""
-    first = settle(tmp_path / "r", {"own_share": 1.0, "steps": 5, "taps": (1, 2), "minutes": 3.0})
-    assert settle(tmp_path / "r", {}) == TrainSettings(own_share=1.0, steps=5, taps=(1, 2))
+    first = settle(
+        tmp_path / "r",
+        {"own_share": 1.0, "steps": 5, "taps": (1, 2), "minutes": 3.0},
+        DFlashSettings,
+    )
+    assert settle(tmp_path / "r", {}, DFlashSettings) == DFlashSettings(
+        own_share=1.0, steps=5, taps=(1, 2)
+    )
     assert first.minutes == 3.0
-    later = settle(tmp_path / "r", {"train_minutes": 2.0})
+    later = settle(tmp_path / "r", {"train_minutes": 2.0}, DFlashSettings)
     assert (later.steps, later.train_minutes) == (None, 2.0)
     with pytest.raises(ConfigError, match=r"taps was \(1, 2\), now \(3,\); only answer_tokens"):
-        settle(tmp_path / "r", {"taps": (3,)})
+        settle(tmp_path / "r", {"taps": (3,)}, DFlashSettings)
     (tmp_path / "r" / "settings.json").write_text("{")
     with pytest.raises(ConfigError, match="is damaged"):
-        settle(tmp_path / "r", {})
+        settle(tmp_path / "r", {}, DFlashSettings)
     (tmp_path / "r" / "settings.json").write_text('{"unknown": 1}')
     with pytest.raises(ConfigError, match="is damaged"):
-        settle(tmp_path / "r", {})
+        settle(tmp_path / "r", {}, DFlashSettings)
 
 
 @pytest.mark.parametrize(
@@ -207,8 +216,8 @@ def test_settings_are_kept_and_guarded(tmp_path: Path) -> None:
 def test_impossible_settings_are_refused(options: dict[str, Any], message: str) -> None:
     """All problems at once, before anything is loaded."""
     with pytest.raises(ConfigError, match=message):
-        TrainSettings(**{"own_share": 1.0, **options}).check()
-    assert set(as_json(TrainSettings())) == set(TrainSettings.__dataclass_fields__)
+        DFlashSettings(**{"own_share": 1.0, **options}).check()
+    assert set(as_json(DFlashSettings())) == {f.name for f in fields(DFlashSettings)}
 
 
 def test_stages_that_lack_what_they_need_say_so(
@@ -248,7 +257,7 @@ def test_taps_beyond_the_target_are_refused(target: LoadedModel) -> None:
     with pytest.raises(
         ConfigError, match=r"layers \[3\] do not exist; the target has layers 0 to 2"
     ):
-        new_config(TrainSettings(taps=(1, 3)), target.config, 90)
+        new_config(DFlashSettings(taps=(1, 3)), target.config, 90)
 
 
 def test_drafters_that_training_does_not_know_are_refused(target: LoadedModel) -> None:
@@ -297,14 +306,15 @@ def test_fine_tuning_starts_from_the_drafter_given(
     arguments = words(target_folder, prompt_file, run, *more)
     assert main([*arguments, "--stages", "prepare", "generate"]) == 0
     given = vars(parser().parse_args(arguments))
-    opened = module.open_run(
+    opened = open_run(
+        DFlashSettings,
         run,
         {k: v for k, v in given.items() if k not in ("run", "method")},
         Tokenizer.from_files,
         print,
         "",
     )
-    trainer = make_trainer(opened)
+    trainer = make_trainer(opened, METHOD)
     found = trainer._parts.task.net.state_dict()
     assert all(torch.equal(value, found[name]) for name, value in net.state_dict().items())
 
