@@ -1,13 +1,19 @@
-"""Attention as ten lines of dense softmax, and a pass over one whole text: what models need to run."""
+"""Attention as ten lines of dense softmax, and a pass over one whole text: what models need to run.
+
+And a target as a drafter sees it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from paceline import models
 from paceline.core.batch import AttnSite, ForwardBatch, ForwardMode
+from paceline.draft.base import TargetInfo
 from paceline.models import CausalLM
 
 
@@ -55,3 +61,20 @@ def greedy(net: CausalLM, token_ids: Sequence[int], count: int) -> list[int]:
     for _ in range(count):
         text.append(int(logits(net, text)[-1].argmax()))
     return text[len(token_ids) :]
+
+
+def target_of(folder: Path, dtype: torch.dtype = torch.float64) -> tuple[CausalLM, TargetInfo]:
+    """A target and what it lends a drafter."""
+    cpu = torch.device("cpu")
+    loaded = models.load(models.resolve(str(folder)), device=cpu, dtype=dtype, weights="bf16")
+    info = TargetInfo(
+        config=loaded.config, device=cpu, dtype=dtype, embed=loaded.net.embed, head=loaded.net.head
+    )
+    return loaded.net, info
+
+
+def features_of(net: CausalLM, tokens: Sequence[int], taps: tuple[int, ...]) -> Tensor:
+    """Tapped features [T, F] of a fresh pass over a whole text."""
+    found = net(whole(tokens), DenseAttend(), taps).aux
+    assert found is not None
+    return found.detach()

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from paceline import models
 from paceline.core.batch import AttnSite, ForwardBatch, ForwardMode
-from paceline.draft.base import TargetInfo
 from paceline.draft.dflash_checkpoint import load_plain, save
 from paceline.draft.dflash_net import DFlashNet, block_tokens
-from tests.dense import DenseAttend, whole
+from tests.dense import features_of, target_of
+from tests.tiny_eagle3 import eagle3_truth, overfit_eagle3
 
 MASK = 96  # the tiny vocabulary's last id; texts may hold it
 DFLASH2: dict[str, Any] = {  # as z-lab writes it: the block's size is nested
@@ -42,18 +42,6 @@ DFLASH2: dict[str, Any] = {  # as z-lab writes it: the block's size is nested
         "selector_top_k": 6,
     },
 }
-
-
-def target_of(
-    folder: Path, dtype: torch.dtype = torch.float64
-) -> tuple[models.CausalLM, TargetInfo]:
-    """A target and what it lends a drafter."""
-    cpu = torch.device("cpu")
-    loaded = models.load(models.resolve(str(folder)), device=cpu, dtype=dtype, weights="bf16")
-    info = TargetInfo(
-        config=loaded.config, device=cpu, dtype=dtype, embed=loaded.net.embed, head=loaded.net.head
-    )
-    return loaded.net, info
 
 
 def dflash_config(target: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
@@ -162,13 +150,6 @@ def write_dflash(
     return folder
 
 
-def features_of(net: models.CausalLM, tokens: Sequence[int], taps: tuple[int, ...]) -> Tensor:
-    """Tapped features [T, F] of a fresh pass over a whole text."""
-    found = net(whole(tokens), DenseAttend(), taps).aux
-    assert found is not None
-    return found.detach()
-
-
 @dataclass
 class BlocksAttend:
     """Dense attention of n independent blocks over one text's context: the definition.
@@ -274,10 +255,19 @@ def dflash_truth(
     return mine.context(features, torch.arange(len(tokens)), "token")
 
 
-# How conformance tests get a drafter of each network: (folder, target, texts, steps) -> folder; and
-# what its cache must hold: (drafter, target network, tokens) -> keys and values of each layer.
-BUILDERS: Mapping[str, Callable[..., Path]] = {"dflash": overfit_dflash, "ddtree": overfit_dflash}
+# How conformance tests get a drafter of each network: (folder, target, texts, steps) -> folder; what its
+# cache must hold: (drafter, target network, tokens) -> keys and values of each layer, of all tokens but
+# as many as the drafter looks ahead; and what else is to be tried of it, as engine options.
+BUILDERS: Mapping[str, Callable[..., Path]] = {
+    "dflash": overfit_dflash,
+    "ddtree": overfit_dflash,
+    "eagle3": overfit_eagle3,
+}
 TRUTHS: Mapping[str, Callable[..., list[tuple[Tensor, Tensor]]]] = {
     "dflash": dflash_truth,
     "ddtree": dflash_truth,
+    "eagle3": eagle3_truth,
 }
+VARIANTS: Sequence[tuple[str, Mapping[str, Any]]] = (
+    ("eagle3", {"eagle_topk": 3, "eagle_num_steps": 4}),
+)

@@ -21,7 +21,8 @@ from tests import tiny, tiny_drafters
 from tests.conformance.test_drafters import OPTIONS, PROMPTS, TEMPERATURES, autoregressive, params
 from tests.engine.harness import Outcome, engine, request, run
 
-NAMES = NETWORKS.names()
+CASES = [(name, {}) for name in NETWORKS.names()] + [*tiny_drafters.VARIANTS]
+IDS = ["-".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, options in CASES]
 
 
 @pytest.fixture(scope="session")
@@ -49,13 +50,14 @@ def drafters(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     return folder
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=CASES, ids=IDS)
 def speculating(
     request: pytest.FixtureRequest, llama: Path, drafters: Callable[[str], Path]
 ) -> Callable[..., Engine]:
     """Builds engines with one network after the other."""
-    name: str = request.param
-    return lambda **options: engine(llama, method=name, model=str(drafters(name)), **options)
+    name, own = request.param
+    folder = str(drafters(name))
+    return lambda **options: engine(llama, method=name, model=folder, **{**own, **options})
 
 
 def check(folder: Path, done: dict[str, Outcome], option: str, temperature: float) -> None:
@@ -88,7 +90,8 @@ class Watch:
             if count == 0:
                 continue
             slots = eng._rows.slots(torch.full((count,), sequence.row), torch.arange(count))
-            for layer, (k, v) in enumerate(self._truth(drafter, net, sequence.tokens[:count])):
+            known = sequence.tokens[: count + eng.spec.lookahead]
+            for layer, (k, v) in enumerate(self._truth(drafter, net, known)):
                 for mine, true in ((pool.k, k), (pool.v, v)):
                     entry = mine[layer][:, slots].transpose(0, 1)
                     torch.testing.assert_close(entry, true, rtol=1e-9, atol=1e-9)

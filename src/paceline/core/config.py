@@ -96,6 +96,12 @@ class DraftConfig:
         default=True,
         metadata=_doc("verify fewer nodes, or none, where they cost more than they win"),
     )
+    eagle_topk: int = field(
+        default=1, metadata=_doc("eagle3: children of a node; 1 drafts a chain, more a tree")
+    )
+    eagle_num_steps: int = field(
+        default=7, metadata=_doc("eagle3: draft passes, and so the longest path of drafts")
+    )
     prompt_lookup_min: int = field(default=2, metadata=_doc("ngram: shortest match"))
     prompt_lookup_max: int = field(default=5, metadata=_doc("ngram: longest match"))
     suffix_shape: Literal["tree", "path"] = field(

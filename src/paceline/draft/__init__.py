@@ -28,6 +28,7 @@ NETWORKS: Registry[Callable[[DraftConfig, TargetInfo], Drafter]] = Registry(
     {
         "dflash": "paceline.draft.dflash:DFlashDrafter",
         "ddtree": "paceline.draft.ddtree:DDTreeDrafter",
+        "eagle3": "paceline.draft.eagle3:Eagle3Drafter",
     },
 )
 

@@ -60,6 +60,15 @@ def load_plain(folder: Path, target: TargetInfo, *, dtype: torch.dtype) -> Eagle
     return _load(folder, target, _Unpacked(device=target.device, dtype=dtype))
 
 
+def load_unmapped(folder: Path, target: TargetInfo, *, dtype: torch.dtype) -> Eagle3Net:
+    """`load_plain` without the vocabulary's maps, for a folder whose maps are damaged.
+
+    What the head's rows stand for is to be found out; the maps are the identity. Raises as `load`
+    does, for everything else.
+    """
+    return _load(folder, target, _Unpacked(device=target.device, dtype=dtype), mapped=False)
+
+
 class _Unpacked(Placement):
     """Every matrix stays a plain tensor, on a CPU too."""
 
@@ -68,13 +77,17 @@ class _Unpacked(Placement):
         return self.plain(value)
 
 
-def _load(folder: Path, target: TargetInfo, placement: Placement) -> Eagle3Net:
+def _load(
+    folder: Path, target: TargetInfo, placement: Placement, *, mapped: bool = True
+) -> Eagle3Net:
     config = read_config(folder, target.config.num_layers)
     check_target(config, target.config, folder)
     log.info("%s: taps the outputs of target layers %s", folder, config.aux_layers)
     net = Eagle3Net(config, target, dtype=placement.dtype, device="meta")
     source = Checkpoint(folder)
-    ids, problems = eagle3_vocabulary.read(source, config.vocab_size, config.draft_vocab_size)
+    ids, problems = torch.arange(config.draft_vocab_size), list[str]()
+    if mapped:
+        ids, problems = eagle3_vocabulary.read(source, config.vocab_size, config.draft_vocab_size)
     layer = next(
         (name for name in _LAYER_NAMES if any(t.startswith(f"{name}.") for t in source.shapes)),
         _LAYER_NAMES[0],
