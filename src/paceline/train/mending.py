@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 Ints = NDArray[np.int64]
 
 _LOOK = 60_000  # places looked at
-_MOST_BATCHES = 64
 _LEAST_VOTES = 3  # of a row, to be heard
 _HEALTHY_COVERAGE = 0.9
 _HEALTHY_RIGHT = 0.15
@@ -71,18 +70,14 @@ class Findings:
 
 
 def examine(task: Eagle3Task, packer: Packer, device: torch.device) -> Findings:
-    """Compare the drafter's map with what its head says on the first training batches."""
+    """Compare the drafter's map with what its head says, on training batches of one epoch."""
     rows, tokens = [], []
-    count = batch_size = 0
-    for step in range(_MOST_BATCHES):
+    for step in range(packer.steps_per_epoch):  # a place seen twice would testify for itself
         batch = packer.batch(step).to(device)
         said, wanted = task.first_drafts(batch)
-        alive = batch.alive
-        rows.append(said[alive].cpu().numpy())
-        tokens.append(wanted[alive].cpu().numpy())
-        batch_size = max(batch_size, len(rows[-1]))
-        count += len(rows[-1])
-        if count >= _LOOK:
+        rows.append(said[batch.alive].cpu().numpy())
+        tokens.append(wanted[batch.alive].cpu().numpy())
+        if sum(map(len, rows)) >= _LOOK:
             break
     net = task.net
     return compare(

@@ -108,6 +108,12 @@ class Packer:
         """Sequences that are trained on."""
         return len(self._ids)
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps after which every sequence was seen, the last one not counted unless it is whole."""
+        self._row(0)
+        return max(len(self._rows) // self._geometry.rows, 1)
+
     def batch(self, step: int) -> Batch:
         """The batch of a step, on the CPU."""
         size = self._geometry.rows

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from paceline.core.config import DraftConfig
+from paceline.core.errors import ModelError
 from paceline.draft import eagle3_checkpoint
 from paceline.draft.eagle3_net import Eagle3Net
 from paceline.train import mending, vocabulary
@@ -60,6 +61,8 @@ class Eagle3Method:
             method="eagle3",
             model=str(folder),
             num_speculative_tokens=run.settings.ttt_steps,
+            eagle_num_steps=run.settings.ttt_steps,
+            eagle_topk=1,
             adaptive=False,
         )
 
@@ -121,7 +124,15 @@ def _new(run: Run[Eagle3Settings], shards: Shards) -> Eagle3Net:
 def _given(run: Run[Eagle3Settings], shards: Shards, folder: Path) -> Eagle3Net:
     """The drafter of `--init`, its map checked against what the target says, and mended if asked."""
     info, settings = target_info(run.loaded.net), run.settings
-    net = eagle3_checkpoint.load_plain(folder, info, dtype=info.dtype)
+    mapped = True
+    try:
+        net = eagle3_checkpoint.load_plain(folder, info, dtype=info.dtype)
+    except ModelError as error:
+        if not settings.remap:
+            raise
+        net = eagle3_checkpoint.load_unmapped(folder, info, dtype=info.dtype)
+        mapped = False
+        log.warning("%s --remap goes on without its vocabulary map.", error)
     geometry = Geometry(
         rows=settings.batch_rows,
         row_tokens=settings.row_tokens,
@@ -133,8 +144,8 @@ def _given(run: Run[Eagle3Settings], shards: Shards, folder: Path) -> Eagle3Net:
     if not settings.remap:
         mending.judge(found, folder)
         return net
-    log.info("%s: its vocabulary map %s", folder, found.describe())
-    stands_for = found.as_read if found.wrong else net.d2t.cpu().numpy()
+    log.info("%s: the vocabulary map as it is: %s", folder, found.describe())
+    stands_for = net.d2t.cpu().numpy() if mapped and not found.wrong else found.as_read
     counts = vocabulary.trained_counts(shards, net.config.vocab_size)
     size = min(settings.draft_vocab, net.config.vocab_size)
     return mending.mend(net, stands_for, vocabulary.most_frequent(counts, size))

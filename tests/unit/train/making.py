@@ -53,9 +53,9 @@ def new_eagle3(
     return made
 
 
-def new_eagle3_task(target: LoadedModel, **flags: bool) -> Eagle3Task:
-    """The same in training."""
-    return Eagle3Task(target.net, new_eagle3(target, **flags), CHAIN, DECAY)
+def new_eagle3_task(target: LoadedModel, net: Eagle3Net | None = None) -> Eagle3Task:
+    """The same, or `net`, in training."""
+    return Eagle3Task(target.net, new_eagle3(target) if net is None else net, CHAIN, DECAY)
 
 
 def write_docs(folder: Path, docs: Sequence[Doc], shard_tokens: int = 1000) -> Shards:

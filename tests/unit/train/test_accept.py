@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from paceline.core.errors import ConfigError
 from paceline.core.request import SamplingParams
-from paceline.draft import dflash_checkpoint
+from paceline.draft import dflash_checkpoint, eagle3_checkpoint
 from paceline.models import LoadedModel
-from paceline.train.accept import HeldOut, engine_accept, held_out_docs, walk
+from paceline.train.accept import HeldOut, Matcher, engine_accept, held_out_docs, walk
 from paceline.train.dflash import DFlashTask
+from paceline.train.eagle3 import Eagle3Task
 from paceline.train.packing import Geometry
 from paceline.train.shards import Doc
 from tests.engine.harness import STOP_ID, engine, request, run
-from tests.unit.train.making import BLOCK, DECAY, new_net, random_docs, write_docs
+from tests.unit.train.making import (
+    BLOCK,
+    CHAIN,
+    DECAY,
+    new_eagle3,
+    new_net,
+    random_docs,
+    write_docs,
+)
 
 CPU = torch.device("cpu")
 
@@ -32,7 +43,38 @@ def test_walk(matched: list[int], steps: int) -> None:
     assert walk(np.array(matched, dtype=np.int64)) == steps
 
 
-def test_read_off_equals_measured(tmp_path: Path, target: LoadedModel, target_folder: Path) -> None:
+def dflash(target: LoadedModel, folder: Path) -> tuple[Matcher, int, dict[str, object]]:
+    """In training, how many tokens it drafts, and how the engine is told of it."""
+    net = new_net(target)
+    sharpened(net)
+    dflash_checkpoint.save(net, folder, dtype=torch.float64)
+    return DFlashTask(target.net, net, DECAY), BLOCK - 1, {"method": "dflash"}
+
+
+def eagle3(target: LoadedModel, folder: Path) -> tuple[Matcher, int, dict[str, object]]:
+    """The same, a chain of all of the target's tokens but a few."""
+    net = new_eagle3(target, vocabulary=range(1, 90))
+    sharpened(net)
+    eagle3_checkpoint.save(net, folder, dtype=torch.float64)
+    steps = {"method": "eagle3", "eagle_num_steps": CHAIN}
+    return Eagle3Task(target.net, net, CHAIN, DECAY), CHAIN, steps
+
+
+@torch.no_grad()
+def sharpened(net: nn.Module) -> None:
+    """Good in places: larger weights say single tokens, of which some come true."""
+    for parameter in net.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(3)
+
+
+@pytest.mark.parametrize("kind", [dflash, eagle3])
+def test_read_off_equals_measured(
+    tmp_path: Path,
+    target: LoadedModel,
+    target_folder: Path,
+    kind: Callable[[LoadedModel, Path], tuple[Matcher, int, dict[str, object]]],
+) -> None:
     """Same answers, same drafter: the same figure to the last digit, whatever the batch shapes."""
     prompts = [[(7 * i * j) % 60 + 3 for i in range(5 + j)] for j in range(1, 7)]
     params = SamplingParams(max_tokens=30, temperature=0.0)
@@ -47,25 +89,16 @@ def test_read_off_equals_measured(tmp_path: Path, target: LoadedModel, target_fo
         )
         for i, p in enumerate(prompts)
     ]
-    net = new_net(target)
-    # Good in places: the head sees the last block row's embedding, so some drafts come true.
-    with torch.no_grad():
-        for parameter in net.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(3)
     folder = tmp_path / "drafter"
-    dflash_checkpoint.save(net, folder, dtype=torch.float64)
-    task = DFlashTask(target.net, net, DECAY)
+    task, drafts, how = kind(target, folder)
     shards = write_docs(tmp_path / "docs", [*random_docs(4, held_out_every=9)[1:], *docs])
     found = [
-        HeldOut(
-            shards, Geometry(rows=r, row_tokens=c, anchors=n, targets=BLOCK - 1), 99, CPU
-        ).measure(task)
+        HeldOut(shards, Geometry(rows=r, row_tokens=c, anchors=n, targets=drafts), 99, CPU).measure(
+            task
+        )
         for r, c, n in ((2, 100, 7), (1, 64, 64))
     ]
-    eng = engine(
-        target_folder, method="dflash", model=str(folder), num_speculative_tokens=BLOCK - 1
-    )
+    eng = engine(target_folder, model=str(folder), num_speculative_tokens=drafts, **how)
     real = engine_accept(eng, prompts, max_new_tokens=30, stop_ids=frozenset({STOP_ID}))
     assert real > 1.0, "nothing was ever accepted"
     for accept in found:
