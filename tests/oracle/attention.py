@@ -120,9 +120,33 @@ def build(
 
     Dead tokens carry NaN; so does every slot of the pool that holds no key which somebody sees.
     """
-    rows = SCENES[name]
+    return lay_out(
+        SCENES[name],
+        ForwardMode.BLOCK if name in BLOCK_SCENES else ForwardMode.EXTEND,
+        dtype=dtype,
+        layout=layout or Heads(2, 8),
+        num_heads=num_heads,
+        page_size=page_size,
+        num_dead=num_dead,
+        num_padding=num_padding,
+        seed=seed,
+    )
+
+
+def lay_out(
+    rows: list[Row],
+    mode: ForwardMode,
+    *,
+    dtype: torch.dtype,
+    layout: Heads,
+    num_heads: int,
+    page_size: int,
+    num_dead: int = 3,
+    num_padding: int = 2,
+    seed: int = 0,
+) -> Scene:
+    """Lay any rows out, as `build` does; all with `sees` or all without."""
     gen = torch.Generator().manual_seed(seed)
-    layout = layout or Heads(2, 8)
     counts = [len(row.depths) for row in rows]
     tails = [row.earlier + n for row, n in zip(rows, counts, strict=True)]
     lens = [row.prefix + tail for row, tail in zip(rows, tails, strict=True)]
@@ -162,7 +186,7 @@ def build(
         x[sum(counts) :] = torch.nan
     zeros = [0] * num_padding
     batch = ForwardBatch(
-        mode=ForwardMode.BLOCK if name in BLOCK_SCENES else ForwardMode.EXTEND,
+        mode=mode,
         num_rows=len(rows),
         q_len=max(counts),
         rows=torch.arange(len(rows) + num_padding),

@@ -1,0 +1,107 @@
+"""The CUDA backend: paged attention by own kernels, for every kind of BLOCK pass.
+
+Keys are read where they lie, once for all query heads and all nodes of a row. A prompt's pass
+(EXTEND) goes to the backend that gathers: its time is in the products, not in the keys. Bits may
+depend on how many nodes the longest row of a pass has, so it is not batch-invariant; they do not
+depend on how many programs run.
+
+The kernels are in `ops/triton/attention.py`; Triton is imported when a pool on a CUDA device asks.
+
+Letters: T tokens, Hq query heads, D head size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.attention.sdpa import SdpaAttention
+from paceline.core.batch import ForwardMode
+from paceline.ops.triton.grid import Shape, Tiles, WorkSpace, refusal, shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.core.batch import AttnSite, ForwardBatch
+    from paceline.kv.layout import KVLayout
+    from paceline.kv.pool import KVPool
+
+
+class TritonAttention:
+    """Implements `AttentionBackend`.
+
+    Args:
+        tiles: how the kernels work, instead of the choice by shape; for tests and for tuning.
+        processors: multiprocessors to fill, instead of the device's own number; likewise.
+    """
+
+    invariant = False
+
+    def __init__(self, tiles: Tiles | None = None, processors: int | None = None) -> None:
+        self._prompts = SdpaAttention()
+        self._tiles = tiles
+        self._processors = processors
+        self._work = WorkSpace()
+        self._shape: Shape | None = None
+
+    def refuses(
+        self, layout: KVLayout, device: torch.device, dtype: torch.dtype, page_size: int
+    ) -> str | None:
+        """See `AttentionBackend`; any page size will do."""
+        del page_size
+        if device.type != "cuda":
+            return f"it is for CUDA devices, not for {device.type}"
+        if torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
+            return "it needs a GPU of compute capability 8.0 or more"
+        return refusal(dtype, layout.head_dim)
+
+    def plan(self, batch: ForwardBatch) -> None:
+        """Forget the last pass; the first layer chooses the grid, as it knows the heads."""
+        self._prompts.plan(batch)
+        self._shape = None
+
+    def heads(self, site: AttnSite, q: Tensor, pool: KVPool, batch: ForwardBatch) -> Tensor:
+        """See `AttentionBackend`. Queries of another dtype than the pool's are converted."""
+        if batch.mode is ForwardMode.EXTEND:
+            return self._prompts.heads(site, q, pool, batch)
+        if batch.num_rows == 0 or batch.q_len == 0 or q.shape[0] == 0:
+            return torch.zeros_like(q)
+        from paceline.ops.triton.attention import attend
+
+        if self._shape is None:
+            given = self._processors
+            self._shape = shape(
+                num_rows=batch.num_rows,
+                q_len=batch.q_len,
+                num_keys=batch.pages.shape[1] * pool.page_size,
+                q_heads=q.shape[1],
+                kv_heads=pool.k.shape[1],
+                dim=q.shape[2],
+                processors=_processors(q.device) if given is None else given,
+                tiles=self._tiles,
+            )
+        out = attend(
+            q.to(pool.dtype),
+            pool.k[site.index],
+            pool.v[site.index],
+            planned=self._shape,
+            work=self._work,
+            pages=batch.pages,
+            prefix_lens=batch.prefix_lens,
+            tail_lens=batch.tail_lens,
+            cu_q=batch.cu_q,
+            positions=batch.positions,
+            mask=batch.mask,
+            page_size=pool.page_size,
+            scale=site.scale,
+            window=site.window,
+            causal=site.tail == "causal",
+        )
+        return out.to(q.dtype)
+
+
+def _processors(device: torch.device) -> int:
+    """How many multiprocessors a CUDA device has."""
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count

@@ -1,0 +1,169 @@
+"""Attention of a BLOCK pass over the paged pool, as two Triton kernels.
+
+`attend_kernel` takes (row, key/value head, block of queries, unit of keys). All query heads of the
+key/value head and all queries of the row are packed into one matrix, so a key is read once for all of
+them, however many nodes the row verifies. A row's places are cut into *units* at fixed offsets and a
+unit into tiles at fixed offsets. Tiles that lie wholly in the prefix are visible to everybody and go
+without a mask; the rest, one to a few, look at the ancestor bits:
+
+    place     0 ........... 63 | 64 ...... 95 96 .. 103 |        prefix 96, tail of 8 nodes
+    tile           no mask     |     bit -32 ... 7      |        bit < 0: prefix, seen by all
+
+Each unit has a softmax of its own; units are joined from left to right, by the program itself if it
+walks all of them, else by `join_kernel` out of work space. Both do the same arithmetic in the same
+order, so how many programs there are never changes a result.
+
+Nothing is read back and grids follow from host values, so a pass can be captured in a CUDA graph.
+Programs beyond a row's queries or keys stop at once. A list of the (row, unit) pairs that exist,
+walked by a fixed number of programs, would replace the grid only: see `ops/triton/grid.py`.
+
+The idea of splitting a decode's keys is Flash-Decoding's (Dao et al., 2023), the running softmax
+FlashAttention's (arXiv 2205.14135).
+
+Letters: B rows, T tokens, Hq/Hkv query and key/value heads, g = Hq / Hkv, D head size, S slots, G
+pages a row, W words of 32 bits, M packed queries of a row (query i, head h at i * g + h), N keys.
+"""
+
+from __future__ import annotations
+
+from math import e, log2
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.ops.triton.attention_kernels import attend_kernel, join_kernel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.ops.triton.grid import Shape, WorkSpace
+
+_JOIN_UNITS = 16  # most partial results that the joining kernel loads at once
+_JOIN_COLUMNS = 32
+
+
+def attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    planned: Shape,
+    work: WorkSpace,
+    pages: Tensor,
+    prefix_lens: Tensor,
+    tail_lens: Tensor,
+    cu_q: Tensor,
+    positions: Tensor,
+    mask: Tensor | None,
+    page_size: int,
+    scale: float,
+    window: int | None,
+    causal: bool,
+) -> Tensor:
+    """Attend over the pages of every row; what a query sees is said by `ForwardBatch`.
+
+    A number that is not finite in a key which one query of a row sees spoils the row's other queries
+    too; one that none sees spoils nothing.
+
+    Args:
+        q: [T, Hq, D] in the cache's dtype.
+        k_cache: [Hkv, S, D] of one layer.
+        v_cache: [Hkv, S, D].
+        planned: from `shape`.
+        work: memory for partial results.
+        pages: [B, G] int32.
+        prefix_lens: [B] int64.
+        tail_lens: [B] int64.
+        cu_q: [B + 1] int64.
+        positions: [T] int64.
+        mask: [T, words] int64 bits over the tail, or None: causal.
+        page_size: tokens per page.
+        scale: of the scores, positive.
+        window: positions, or None.
+        causal: hide tail keys with a later position.
+
+    Returns:
+        [T, Hq, D]; zeros for dead tokens and for a query that sees nothing.
+    """
+    num_tokens, q_heads, dim = q.shape
+    kv_heads = k_cache.shape[0]
+    assert k_cache.stride() == v_cache.stride(), "keys and values lie alike"
+    assert q.stride(2) == k_cache.stride(2) == pages.stride(1) == 1, "vectors are contiguous"
+    out = torch.empty((num_tokens, q_heads, dim), dtype=q.dtype, device=q.device)
+    group, tiles, rows = q_heads // kv_heads, planned.tiles, planned.num_rows
+    # Kernels take pointers: one that is not used may be anything.
+    partial = stats = out
+    if planned.split:
+        space = work.take(planned.num_partials * (dim + 2), q.device)
+        partial, stats = space, space[planned.num_partials * dim :]
+    bits = positions if mask is None else mask.view(torch.int32)
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
+        grid = (rows * planned.blocks, kv_heads, planned.units if planned.split else 1)
+        attend_kernel[grid](
+            q,
+            k_cache,
+            v_cache,
+            out,
+            partial,
+            stats,
+            pages,
+            prefix_lens,
+            tail_lens,
+            cu_q,
+            positions,
+            bits,
+            rows,
+            num_tokens,
+            planned.units,
+            planned.packed,
+            scale * log2(e),
+            window or 0,
+            bits.shape[-1],
+            q.stride(0),
+            q.stride(1),
+            k_cache.stride(0),
+            k_cache.stride(1),
+            out.stride(0),
+            pages.stride(0),
+            bits.stride(0),
+            GROUP=group,
+            DIM=dim,
+            BLOCK_D=_power_of_two(dim),
+            PAGE=page_size,
+            BLOCK_M=tiles.block_m,
+            BLOCK_N=tiles.block_n,
+            UNIT=tiles.unit,
+            BLOCKS=planned.blocks,
+            SPLIT=planned.split,
+            HAS_MASK=mask is not None,
+            CAUSAL=causal,
+            HAS_WINDOW=window is not None,
+            STAGES=tiles.num_stages,
+            num_warps=tiles.num_warps,
+        )
+        if planned.split:
+            grid = (rows * planned.packed, kv_heads, dim // _JOIN_COLUMNS)
+            join_kernel[grid](
+                partial,
+                stats,
+                out,
+                prefix_lens,
+                tail_lens,
+                cu_q,
+                rows,
+                planned.units,
+                planned.packed,
+                out.stride(0),
+                GROUP=group,
+                DIM=dim,
+                COLUMNS=_JOIN_COLUMNS,
+                UNIT=tiles.unit,
+                UNITS=min(_JOIN_UNITS, _power_of_two(planned.units)),
+                num_warps=1,
+            )
+    return out
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << (n - 1).bit_length()

@@ -1,0 +1,171 @@
+"""The Triton attention kernels, compiled: the definition, eager and replayed, in both 16-bit types."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.attention import choose
+from paceline.attention.base import PagedAttend
+from paceline.attention.triton import TritonAttention
+from paceline.core.batch import AttnSite
+from paceline.kv.layout import Heads
+from tests import attention_grid as grid
+from tests.oracle import attention as oracle
+from tests.tolerance import close
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+DTYPES = [torch.bfloat16, torch.float16]
+# Units of the tiles that `tiles_for` chooses, so that its own borders are met.
+OWN = grid.cases(unit=512)
+SMALL = grid.cases(unit=grid.SMALL.unit)
+
+
+def agrees(found: Tensor, want: Tensor, live: int) -> None:
+    found = found.cpu()
+    assert (found[live:] == 0).all(), "dead tokens give zeros"
+    assert close(found[:live], want[:live])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", list(OWN))
+def test_kernels_are_the_definition(name: str, dtype: torch.dtype) -> None:
+    """Every kind of pass at borders of pages, tiles and units, with the tiles that are served."""
+    for processors in (grid.ALL_SPLIT, grid.NONE_SPLIT):
+        case = dataclasses.replace(OWN[name], tiles=None, dtype=dtype, processors=processors)
+        made = case.scene("cuda")
+        live = int(made.batch.cu_q[-1])
+        agrees(grid.attend(made, case), grid.definition(made, case.site), live)
+
+
+@pytest.mark.parametrize("name", list(SMALL))
+def test_the_interpreter_s_grid(name: str) -> None:
+    """What the interpreter ran, compiled: a difference is the compiler's or the hardware's."""
+    case = SMALL[name]
+    made = case.scene("cuda")
+    live = int(made.batch.cu_q[-1])
+    agrees(grid.attend(made, case), grid.definition(made, case.site), live)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scene", list(oracle.BLOCK_SCENES))
+def test_scenes_of_the_engine_and_its_drafters(scene: str, dtype: torch.dtype) -> None:
+    """The conformance of backends: all scenes, sites and head sizes, through the registry's choice."""
+    for dim in (64, 96, 128):
+        layout = Heads(2, dim)
+        backend, _ = choose(layout, torch.device("cuda"), dtype, 4)
+        assert type(backend) is TritonAttention
+        for site in oracle.every_site(dim):
+            made = oracle.build(scene, dtype=dtype, layout=layout)
+            want, live = oracle.attend(made, site), int(made.batch.cu_q[-1])
+            made = oracle.on(oracle.build(scene, dtype=dtype, layout=layout), "cuda")
+            backend.plan(made.batch)
+            attend = PagedAttend(backend, made.pool, made.batch)
+            agrees(attend.heads(site, made.q, made.k, made.v), want, live)
+
+
+@pytest.mark.parametrize("scene", list(oracle.EXTEND_SCENES))
+def test_prompts_go_to_the_gathering_backend(scene: str) -> None:
+    """EXTEND passes through the same backend object."""
+    made = oracle.build(scene, dtype=torch.bfloat16, layout=Heads(2, 64))
+    site = oracle.every_site(64)[0]
+    want, live = oracle.attend(made, site), int(made.batch.cu_q[-1])
+    made = oracle.on(oracle.build(scene, dtype=torch.bfloat16, layout=Heads(2, 64)), "cuda")
+    backend = TritonAttention()
+    backend.plan(made.batch)
+    found = PagedAttend(backend, made.pool, made.batch).heads(site, made.q, made.k, made.v)
+    agrees(found, want, live)
+
+
+@pytest.mark.parametrize("name", list(OWN))
+def test_the_number_of_programs_changes_no_bit(name: str) -> None:
+    """One program a row or one a unit: the same units, joined in the same order."""
+    case = dataclasses.replace(OWN[name], tiles=None, dtype=torch.bfloat16)
+    made = case.scene("cuda")
+    split = grid.attend(made, dataclasses.replace(case, processors=grid.ALL_SPLIT))
+    whole = grid.attend(made, dataclasses.replace(case, processors=grid.NONE_SPLIT))
+    assert torch.equal(split, whole)
+
+
+@pytest.mark.parametrize("name", list(OWN))
+def test_a_replay_equals_the_eager_pass(name: str) -> None:
+    """Captured once, replayed with other lengths, trees, pages and keys in the same tensors."""
+    case = dataclasses.replace(OWN[name], tiles=None, dtype=torch.bfloat16)
+    made = case.scene("cuda")
+    site: AttnSite = case.site
+    backend = TritonAttention(None, case.processors)
+
+    def run() -> Tensor:
+        backend.plan(made.batch)
+        return PagedAttend(backend, made.pool, made.batch).heads(site, made.q, made.k, made.v)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.cuda.graph(graph):
+            captured = run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for turn in range(3):
+        batch = made.batch
+        if turn:  # shorter prefixes of the same pages, other queries
+            batch.prefix_lens.sub_(batch.prefix_lens.clamp(max=7))
+            batch.slots.fill_(-1)
+            made.q.copy_(torch.randn_like(made.q))
+            made.pool.k.copy_(torch.randn_like(made.pool.k))
+            made.pool.v.copy_(torch.randn_like(made.pool.v))
+        captured.fill_(torch.nan)
+        graph.replay()
+        replayed = captured.clone()
+        assert torch.equal(replayed, run()), "replay and eager are the same kernels"
+        live = int(batch.cu_q[-1])
+        agrees(replayed, grid.definition(made, site), live)
+
+
+def test_slots_beyond_two_to_the_31st_number() -> None:
+    """A pool of some GB: offsets of keys do not fit 32 bits."""
+    free, _ = torch.cuda.mem_get_info()
+    if free < 24 << 30:
+        pytest.skip("needs a GPU with 24 GB free")
+    slots, dim = 1 << 26, 64  # 2^32 numbers
+    k = torch.zeros(1, slots, dim, dtype=torch.bfloat16, device="cuda")
+    v = torch.zeros_like(k)
+    k[:, -64:], v[:, -64:] = torch.randn(2, 1, 64, dim, device="cuda").bfloat16()
+    case = grid.Case(rows=[oracle.chain(40, 2)], num_dead=0, dtype=torch.bfloat16)
+    made = case.scene("cuda")
+    last = slots // 16 - 4
+    made.batch.pages.copy_(torch.arange(last, last + made.batch.pages.shape[1]).clamp(max=last + 3))
+    made.batch.slots.fill_(-1)
+    found = _heads_over(made, k, v, case)
+    near = _heads_over(
+        dataclasses.replace(
+            made, batch=dataclasses.replace(made.batch, pages=made.batch.pages - last)
+        ),
+        k[:, -64:].contiguous(),
+        v[:, -64:].contiguous(),
+        case,
+    )
+    assert torch.equal(found, near)
+
+
+def _heads_over(made: oracle.Scene, k: Tensor, v: Tensor, case: grid.Case) -> Tensor:
+    """The scene's queries over one layer's keys."""
+    from paceline.kv.pool import KVPool
+
+    pool = KVPool.__new__(KVPool)
+    pool.k, pool.v, pool.page_size, pool.dtype = k[None], v[None], case.page_size, k.dtype
+    backend = TritonAttention()
+    backend.plan(made.batch)
+    return backend.heads(dataclasses.replace(case.site, index=0), made.q, pool, made.batch)
