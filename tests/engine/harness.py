@@ -9,12 +9,16 @@ from pathlib import Path
 from paceline.core.config import CacheConfig, DraftConfig, EngineConfig
 from paceline.core.request import Request, SamplingParams, StepOutput
 from paceline.engine.engine import Engine
+from tests.engine.inspected import build_inspected
 
 STOP_ID = 2  # the tiny checkpoints' end-of-text id
 
 
 def engine(folder: Path, **options: object) -> Engine:
-    """An engine in float64 on the CPU; `options` go to whichever config part has the field."""
+    """An engine in float64 on the CPU; `options` go to whichever config part has the field.
+
+    Every tree and every pass of it is checked (`inspected.py`).
+    """
     cache = {"page_size": 4, "max_rows": 4, "max_len": 160}
     draft: dict[str, object] = {"adaptive": False, "num_speculative_tokens": 8}
     top: dict[str, object] = {"dtype": "float64", "device": "cpu", "seed": 0, "threads": 1}
@@ -25,7 +29,7 @@ def engine(folder: Path, **options: object) -> Engine:
                 break
         else:
             raise TypeError(key)
-    return Engine.build(
+    return build_inspected(
         EngineConfig(
             model=str(folder), cache=CacheConfig(**cache), draft=DraftConfig(**draft), **top
         )

@@ -11,6 +11,7 @@ Not here: who owns the tensors (`kv`), how attention is computed (`attention`), 
 from __future__ import annotations
 
 import enum
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -60,14 +61,54 @@ class ForwardBatch:
     features: Tensor | None = None  # [T, F] extra input of draft networks
 
     def check(self) -> None:
-        """Assert the shape contract; on in tests, off in service."""
-        tokens = self.token_ids.shape[0]
-        assert self.positions.shape == (tokens,), "positions must be [T]"
-        assert self.slots.shape == (tokens,), "slots must be [T]"
-        assert self.cu_q.shape == (self.prefix_lens.shape[0] + 1,), "cu_q must be [B+1]"
-        assert int(self.cu_q[-1]) <= tokens, "more queries than tokens"
+        """Assert the contract of shapes and values; reads the device. On in tests, off in service."""
+        tokens, batch = self.token_ids.shape[0], self.prefix_lens.shape[0]
+        for name, shape in (
+            ("rows", (batch,)),
+            ("positions", (tokens,)),
+            ("slots", (tokens,)),
+            ("cu_q", (batch + 1,)),
+            ("tail_lens", (batch,)),
+            ("pages", (batch, self.pages.shape[1])),
+        ):
+            assert tuple(getattr(self, name).shape) == shape, f"{name} must be {shape}"
+        assert str(self.pages.dtype) == "torch.int32", "page ids are int32"
         assert self.mask is None or self.mask.shape[0] == tokens, "mask must be [T, W]"
-        assert self.pages.shape[0] == self.prefix_lens.shape[0], "pages must be [B, G]"
+        assert self.features is None or self.features.shape[0] == tokens, "features must be [T, F]"
+        cu_q = self.cu_q.tolist()
+        counts = [b - a for a, b in itertools.pairwise(cu_q)]
+        tails, live = self.tail_lens.tolist(), cu_q[-1]
+        assert cu_q[0] == 0, "the first row's queries come first"
+        assert min(counts) >= 0, "query offsets may not fall"
+        assert max(counts) <= self.q_len, "q_len is the longest query"
+        assert not any(counts[self.num_rows :]), "padded rows have no queries"
+        assert live <= tokens, "more queries than tokens"
+        assert all(0 <= c <= t for c, t in zip(counts, tails, strict=True)), "queries are tail keys"
+        assert min(self.prefix_lens.tolist()) >= 0, "a prefix has a length"
+        assert min(self.token_ids.tolist()) >= 0, "a token is none"
+        assert min(self.positions.tolist()) >= 0, "a position is none"
+        slots = self.slots.tolist()
+        written = [slot for slot in slots if slot != -1]
+        assert min(written, default=0) >= 0, "a slot is -1 or one of the pool"
+        assert len(set(written)) == len(written), "two tokens share a slot"
+        assert all(slot == -1 for slot in slots[live:]), "a dead token writes"
+        if self.logits_at is not None:
+            assert all(0 <= at < live for at in self.logits_at.tolist()), "nothing to pick from"
+        self._check_mask(counts, tails)
+
+    def _check_mask(self, counts: list[int], tails: list[int]) -> None:
+        """A query sees itself, and nothing outside its own row's tail."""
+        if self.mask is None:
+            return
+        assert self.mode is ForwardMode.BLOCK, "prefill is causal"
+        bits = [sum(w % (1 << 64) << (64 * j) for j, w in enumerate(m)) for m in self.mask.tolist()]
+        at = 0
+        for count, tail in zip(counts, tails, strict=True):
+            for place in range(tail - count, tail):
+                assert bits[at] >> place & 1, "a query does not see itself"
+                assert bits[at] < 1 << tail, "a query sees past its row's tail"
+                at += 1
+        assert not any(bits[at:]), "a dead token sees something"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

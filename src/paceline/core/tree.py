@@ -46,30 +46,39 @@ class DraftTree:
         return DraftTree(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
     def check(self) -> None:
-        """Assert every invariant of the class docstring; for tests."""
+        """Assert every invariant of the class docstring; reads the device. For tests."""
         rows, width = self.token_ids.shape
-        for b in range(rows):
-            n = int(self.num_nodes[b])
+        words = num_words(width)
+        for name, shape, dtype in (
+            ("token_ids", (rows, width), torch.int64),
+            ("parents", (rows, width), torch.int64),
+            ("depths", (rows, width), torch.int64),
+            ("mask", (rows, width, words), torch.int64),
+            ("scores", (rows, width), torch.float32),
+            ("sources", (rows, width), torch.int8),
+            ("num_nodes", (rows,), torch.int64),
+        ):
+            tensor: Tensor = getattr(self, name)
+            assert tuple(tensor.shape) == shape, f"{name} must be {shape}"
+            assert tensor.dtype == dtype, f"{name} must be {dtype}"
+        for b, n in enumerate(self.num_nodes.tolist()):
             assert 1 <= n <= width, "a tree has a root and at most N nodes"
-            assert int(self.parents[b, 0]) == -1, "node 0 is the root"
-            for i in range(width):
-                parent = int(self.parents[b, i])
-                if i >= n:
-                    assert float(self.scores[b, i]) == NEG_INF, "padding must score -inf"
-                    continue
-                if i > 0:
-                    assert 0 <= parent < i, "parents precede children"
-                    assert int(self.depths[b, i]) == int(self.depths[b, parent]) + 1, "depth"
-                    assert float(self.scores[b, i]) <= float(self.scores[b, parent]), "score"
-                bits = {i}
-                while parent >= 0:
-                    bits.add(parent)
-                    parent = int(self.parents[b, parent])
-                words = [0] * self.mask.shape[2]
-                for bit in bits:
-                    words[bit // _WORD] |= 1 << (bit % _WORD)
-                have = [int(w) % (1 << _WORD) for w in self.mask[b, i]]
-                assert have == words, "mask must be the ancestor bits"
+            tokens, parents, depths, masks, scores = (
+                x[b].tolist()
+                for x in (self.token_ids, self.parents, self.depths, self.mask, self.scores)
+            )
+            assert (parents[0], depths[0], scores[0]) == (-1, 0, 0), "node 0 is the root"
+            assert min(tokens[:n]) >= 0, "a node has a token"
+            assert set(scores[n:]) <= {NEG_INF}, "padding must score -inf"
+            bits = [1]
+            for i in range(1, n):
+                parent = parents[i]
+                assert 0 <= parent < i, "parents precede children"
+                assert depths[i] == depths[parent] + 1, "a child is one deeper than its parent"
+                assert scores[i] <= scores[parent], "a child may not score above its parent"
+                bits.append(bits[parent] | 1 << i)
+            have = [sum(w % (1 << _WORD) << (_WORD * j) for j, w in enumerate(m)) for m in masks]
+            assert have[:n] == bits, "mask must be the ancestor bits"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,7 @@ class RowTable:
         self.next_token = torch.zeros(num_rows + 1, dtype=torch.int64, device=device)  # [R+1]
         self.pages = PageTable(num_rows, pages_per_row, device, dummy_page=num_pages)
         self.options = SamplingTable(num_rows, vocab_size, device, num_option_slots)
+        self._dummy_page = num_pages
         self._proposer = proposer
         self._joined: dict[int, int] = {}  # row -> cached tokens, not yet on the device
 
@@ -93,9 +94,13 @@ class RowTable:
     # -- inside a step ------------------------------------------------------------------------
 
     def slots(self, rows: Tensor, places: Tensor) -> Tensor:
-        """Slot of each (row, place): both [T] int64; place p of a row is its p-th cache entry."""
+        """Slot of each (row, place): both [T] int64; place p of a row is its p-th cache entry.
+
+        A place without a page has slot -1: rows that lack pages would write over one another.
+        """
         page = self.pages.tensor[rows, torch.div(places, self.page_size, rounding_mode="floor")]
-        return page.to(torch.int64) * self.page_size + places % self.page_size
+        slot = page.to(torch.int64) * self.page_size + places % self.page_size
+        return torch.where(page == self._dummy_page, -1, slot)
 
     def commit_extend(self, rows: Tensor, lens: Tensor) -> None:
         """Rows [B] now have `lens` [B] cached tokens."""
