@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from paceline.ops.triton.grid import Shape, WorkSpace
 
-_JOIN_UNITS = 16  # most partial results that the joining kernel loads at once
-_JOIN_COLUMNS = 32
+# What a program of the joining kernel holds; most units that it loads before it waits.
+_JOIN_M, _JOIN_COLUMNS, _JOIN_UNITS = 4, 32, 16
 
 
 def attend(
@@ -142,7 +142,7 @@ def attend(
             num_warps=tiles.num_warps,
         )
         if planned.split:
-            grid = (rows * planned.packed, kv_heads, dim // _JOIN_COLUMNS)
+            grid = (rows * -(-planned.packed // _JOIN_M), kv_heads, dim // _JOIN_COLUMNS)
             join_kernel[grid](
                 partial,
                 stats,
@@ -156,9 +156,10 @@ def attend(
                 out.stride(0),
                 GROUP=group,
                 DIM=dim,
-                COLUMNS=_JOIN_COLUMNS,
                 UNIT=tiles.unit,
                 UNITS=min(_JOIN_UNITS, _power_of_two(planned.units)),
+                BLOCK_M=_JOIN_M,
+                COLUMNS=_JOIN_COLUMNS,
                 num_warps=1,
             )
     return out

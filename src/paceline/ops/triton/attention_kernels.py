@@ -34,11 +34,11 @@ def _add_tile(scores, v, scale, peak, total, acc):
 
 
 @triton.jit
-def _load_keys(base, slot, at_d, stride, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Vectors at slots, [N, D] or [D, N] by the shapes of `slot` and `at_d`."""
+def _load_tile(base, offset, at_d, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Vectors at offsets [N, D]."""
     if DIM == BLOCK_D:
-        return tl.load(base + slot * stride + at_d)
-    return tl.load(base + slot * stride + at_d, mask=at_d < DIM, other=0.0)
+        return tl.load(base + offset)
+    return tl.load(base + offset, mask=(at_d < DIM)[None, :], other=0.0)
 
 
 @triton.jit
@@ -128,13 +128,18 @@ def attend_kernel(
         if not HAS_WINDOW:
             # Tiles that everybody sees whole.
             masked = tl.maximum(low, tl.minimum(high, prefix) // BLOCK_N * BLOCK_N)
+            # A tile's page ids are loaded a tile ahead, and shared by keys and values.
+            ahead = low + tl.arange(0, BLOCK_N)
+            page = tl.load(own_pages + ahead // PAGE, mask=ahead < masked, other=0)
             for at in tl.range(low, masked, BLOCK_N, num_stages=STAGES):
                 place = at + tl.arange(0, BLOCK_N)
-                page = tl.load(own_pages + place // PAGE).to(tl.int64)
-                slot = page * PAGE + place % PAGE
-                k_tile = _load_keys(k_head, slot[None, :], at_d[:, None], kv_s_stride, DIM, BLOCK_D)
-                v_tile = _load_keys(v_head, slot[:, None], at_d[None, :], kv_s_stride, DIM, BLOCK_D)
-                scores = tl.dot(queries, k_tile)
+                slot = page.to(tl.int64) * PAGE + place % PAGE
+                ahead = place + BLOCK_N
+                page = tl.load(own_pages + ahead // PAGE, mask=ahead < masked, other=0)
+                offset = slot[:, None] * kv_s_stride + at_d[None, :]
+                k_tile = _load_tile(k_head, offset, at_d, DIM, BLOCK_D)
+                v_tile = _load_tile(v_head, offset, at_d, DIM, BLOCK_D)
+                scores = tl.dot(queries, tl.trans(k_tile))
                 u_peak, u_total, u_acc = _add_tile(scores, v_tile, scale, u_peak, u_total, u_acc)
         for at in tl.range(masked, high, BLOCK_N, num_stages=1):
             place = at + tl.arange(0, BLOCK_N)
@@ -165,20 +170,13 @@ def attend_kernel(
                     sees = sees & (key_at[None, :] > (position - window)[:, None])
             # What nobody sees is not read: stale slots hold anything, and 0 x NaN is NaN.
             seen = tl.max(sees.to(tl.int32), 0) > 0
-            page = tl.load(own_pages + place // PAGE, mask=seen, other=0).to(tl.int64)
-            slot = page * PAGE + place % PAGE
-            in_d = at_d < DIM
-            k_tile = tl.load(
-                k_head + slot[None, :] * kv_s_stride + at_d[:, None],
-                mask=seen[None, :] & in_d[:, None],
-                other=0.0,
-            )
-            v_tile = tl.load(
-                v_head + slot[:, None] * kv_s_stride + at_d[None, :],
-                mask=seen[:, None] & in_d[None, :],
-                other=0.0,
-            )
-            scores = tl.where(sees, tl.dot(queries, k_tile), float("-inf"))
+            ids = tl.load(own_pages + place // PAGE, mask=seen, other=0)
+            slot = ids.to(tl.int64) * PAGE + place % PAGE
+            offset = slot[:, None] * kv_s_stride + at_d[None, :]
+            there = seen[:, None] & (at_d < DIM)[None, :]
+            k_tile = tl.load(k_head + offset, mask=there, other=0.0)
+            v_tile = tl.load(v_head + offset, mask=there, other=0.0)
+            scores = tl.where(sees, tl.dot(queries, tl.trans(k_tile)), float("-inf"))
             u_peak, u_total, u_acc = _add_tile(scores, v_tile, scale, u_peak, u_total, u_acc)
         peak, total, acc = _merge(peak, total, acc, u_peak, u_total, u_acc)
 
@@ -204,42 +202,42 @@ def attend_kernel(
 def join_kernel(
     partial, stats, out, prefix_lens, tail_lens, cu_q,
     num_rows, num_units, packed, out_t_stride,
-    GROUP: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr,
-    UNITS: tl.constexpr,
+    GROUP: tl.constexpr, DIM: tl.constexpr, UNIT: tl.constexpr, UNITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of one packed query: its units joined from left to right."""
-    m = tl.program_id(0) % packed
-    row = tl.program_id(0) // packed
+    """Some columns of some packed queries of a row: their units joined from left to right."""
+    blocks = tl.cdiv(packed, BLOCK_M)
+    row = tl.program_id(0) // blocks
+    block = tl.program_id(0) % blocks
     head = tl.program_id(1)
     begin = tl.load(cu_q + row).to(tl.int32)
     count = tl.load(cu_q + row + 1).to(tl.int32) - begin
-    if m >= count * GROUP:
+    if block * BLOCK_M >= count * GROUP:
         return
     keys = (tl.load(prefix_lens + row) + tl.load(tail_lens + row)).to(tl.int32)
     row_units = tl.cdiv(keys, UNIT)
     if row_units <= 1:
         return  # written already
+    at_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
     at_d = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    start = (row.to(tl.int64) * tl.num_programs(1) + head) * num_units * packed + m
-    everything = num_rows.to(tl.int64) * tl.num_programs(1) * num_units * packed
-    at_u = tl.arange(0, UNITS)
-    # Vectors of one, so that the arithmetic is `_merge`'s own.
-    peak = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    acc = tl.zeros([1, COLUMNS], tl.float32)
+    live = at_m < count * GROUP
+    heads = tl.num_programs(1)
+    at = (row.to(tl.int64) * heads + head) * num_units * packed + at_m
+    everything = num_rows.to(tl.int64) * heads * num_units * packed
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, COLUMNS], tl.float32)
     for unit in range(0, row_units, UNITS):
-        there = unit + at_u < row_units
-        at = start + (unit + at_u).to(tl.int64) * packed
-        peaks = tl.load(stats + at, mask=there, other=float("-inf"))
-        totals = tl.load(stats + everything + at, mask=there, other=0.0)
-        accs = tl.load(partial + at[:, None] * DIM + at_d[None, :], mask=there[:, None], other=0.0)
-        for i in tl.static_range(UNITS):
-            one = at_u == i
-            u_peak = tl.max(tl.where(one, peaks, float("-inf")), 0)
-            u_total = tl.sum(tl.where(one, totals, 0.0), 0)
-            u_acc = tl.sum(tl.where(one[:, None], accs, 0.0), 0)
-            peak, total, acc = _merge(peak, total, acc, u_peak, u_total, u_acc[None, :])
+        for i in tl.static_range(UNITS):  # unrolled: no load waits for another
+            there = live & (unit + i < row_units)
+            u_peak = tl.load(stats + at, mask=there, other=float("-inf"))
+            u_total = tl.load(stats + everything + at, mask=there, other=0.0)
+            values = partial + at[:, None] * DIM + at_d[None, :]
+            u_acc = tl.load(values, mask=there[:, None], other=0.0)
+            peak, total, acc = _merge(peak, total, acc, u_peak, u_total, u_acc)
+            at += packed
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    token = (begin + m // GROUP).to(tl.int64)
-    to = out + token * out_t_stride + (head * GROUP + m % GROUP) * DIM + at_d
-    tl.store(to[None, :], acc.to(out.dtype.element_ty))
+    token = (begin + at_m // GROUP).to(tl.int64)
+    q_head = head * GROUP + at_m % GROUP
+    to = out + token[:, None] * out_t_stride + q_head[:, None] * DIM + at_d[None, :]
+    tl.store(to, acc.to(out.dtype.element_ty), mask=live[:, None])
