@@ -139,7 +139,7 @@ def test_true_cache(
     """Chunks, prefix hits, preemption, suspended drafting: after every step the draft cache holds
     what a fresh prefill of the row's tokens would write.
     """
-    eng = speculating(num_pages=26, max_len=80, chunk_size=7, adaptive=adaptive)
+    eng = speculating(num_pages=24, max_len=80, chunk_size=7, adaptive=adaptive)
     watch = Watch(eng, eng.spec.name)
     for repeat in range(2):
         todo = [request(f"{p}/{repeat}", PROMPTS[p], params("plain", temperature)) for p in PROMPTS]

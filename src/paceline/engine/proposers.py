@@ -173,7 +173,7 @@ class NetworkRuntime:
 
     def newest(self, rows: Tensor, token_ids: Tensor, features: Tensor) -> ForwardBatch:
         """See `DraftRuntime`."""
-        places = self._rows.lens[rows].unsqueeze(1) - 1
+        places = (self._rows.lens[rows] - 1).clamp(min=0).unsqueeze(1)  # a padding row has none
         mask = torch.ones_like(places)
         batch = self._pass(
             rows, token_ids.unsqueeze(1), mask=mask, places=places, positions=places, tail=1

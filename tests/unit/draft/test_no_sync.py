@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 
 from paceline.core.batch import AttnSite, ForwardBatch, ForwardMode, ForwardOutput
+from paceline.core.config import DraftConfig, RopeConfig
 from paceline.core.tree import DraftTree
-from paceline.draft import ddtree
+from paceline.draft import checkpoint_folder, ddtree, eagle3
 from paceline.draft.base import Commit, DraftNet, TargetInfo
 from paceline.draft.ddtree import best_first
 from paceline.draft.dflash import DFlashBlock
 from paceline.draft.dflash_config import DFlashConfig, read_config
 from paceline.draft.dflash_net import DFlashNet
+from paceline.draft.eagle3_config import Eagle3Config
+from paceline.draft.eagle3_net import Eagle3Net
 from tests import tiny, tiny_drafters
 
 B, V = 3, 97
@@ -32,6 +35,7 @@ class Runtime:
 
     def __init__(self) -> None:
         self.written: list[int] = []
+        self.levels: list[int] = []
 
     def lens(self, rows: Tensor) -> Tensor:
         return torch.zeros_like(rows)
@@ -62,6 +66,19 @@ class Runtime:
             mask=mask.repeat(len(rows), 1),
             pages=torch.zeros(len(rows), 4, dtype=torch.int32, device=rows.device),
         )
+
+    num_rows = 7
+
+    def newest(self, rows: Tensor, token_ids: Tensor, features: Tensor) -> ForwardBatch:
+        mask = torch.zeros(1, 1, dtype=torch.int64, device=rows.device)
+        return replace(self.block(rows, token_ids.unsqueeze(1), mask), features=features)
+
+    def level(
+        self, rows: Tensor, token_ids: Tensor, features: Tensor, mask: Tensor, depth: int
+    ) -> ForwardBatch:
+        assert mask.shape[:2] == features.shape[:2] == token_ids.shape
+        self.levels.append(depth)
+        return replace(self.block(rows, token_ids, mask[0]), features=features.flatten(0, 1))
 
     def forward(self, net: DraftNet, batch: ForwardBatch) -> ForwardOutput:
         return net(batch, self)
@@ -133,6 +150,68 @@ def test_a_step_reads_nothing(tmp_path: Path, dtype: torch.dtype) -> None:
     )
     assert runtime.written == [0, 1]
     assert block._calibration._log is not before, "nothing was learned"
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_of_eagle3_reads_nothing(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, width: int
+) -> None:
+    """Grow a chain or a tree pass by pass, observe a commit, learn from it."""
+    device = torch.device("meta")
+    config = Eagle3Config(
+        hidden_size=64,
+        target_hidden_size=64,
+        intermediate_size=80,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        vocab_size=V,
+        draft_vocab_size=60,
+        aux_layers=(0, 1, 1),
+        max_position=64,
+        rope=RopeConfig(),
+        fc_norm=True,
+        norm_output=True,
+    )
+    table = torch.zeros(V, 64, dtype=dtype, device=device)
+    target = TargetInfo(
+        config=config.layer_config(),
+        device=device,
+        dtype=dtype,
+        embed=lambda ids: table[ids],
+        head=lambda hidden: hidden,
+    )
+    net = Eagle3Net(config, target).requires_grad_(requires_grad=False)
+    net.place_tables(device)
+    monkeypatch.setattr(eagle3, "load", lambda *_: net)
+    monkeypatch.setattr(checkpoint_folder, "locate", lambda _: Path())
+    drafter = eagle3.Eagle3Drafter(
+        DraftConfig(eagle_topk=width, eagle_num_steps=4, num_speculative_tokens=9), target
+    )
+    runtime = Runtime()
+    drafter.attach(runtime)
+    rows = torch.arange(B, device=device)
+    tree = drafter.propose(rows)
+    nodes = 5 if width == 1 else 10
+    assert tree.token_ids.shape == tree.scores.shape == (B, nodes)
+    assert tree.token_ids.device.type == "meta"
+    assert runtime.levels == [1, 2, 3], "a pass for each level but the last"
+    flat = torch.zeros(11, dtype=torch.int64, device=device)
+    before = drafter._calibration._log
+    drafter.observe(
+        Commit(
+            rows=rows,
+            cu=torch.zeros(B + 1, dtype=torch.int64, device=device),
+            token_ids=flat,
+            next_ids=flat,
+            positions=flat,
+            slots=flat,
+            hidden=torch.zeros(11, 192, dtype=dtype, device=device),
+        )
+    )
+    assert runtime.written == [0]
+    assert drafter._calibration._log is not before, "nothing was learned"
 
 
 def test_a_read_would_be_noticed() -> None:
