@@ -1,7 +1,7 @@
 """Turns a list of chat messages into the text that a model was trained on.
 
-A chat template is a Jinja program that comes with the model, so it is untrusted code: it runs in
-Jinja's immutable sandbox and sees nothing but plain data. The environment is the one templates are
+A chat template is a Jinja program that comes with the model, so it is untrusted code: it runs in a
+bounded sandbox (template_sandbox.py) and sees nothing but plain data. The environment is the one they are
 written for (that of transformers): blocks are trimmed, `break` and `continue` exist, `tojson` does not
 escape HTML, `raise_exception` and `strftime_now` are there, `{% generation %}` marks are ignored.
 Not for: tokens (tokenizer.py), tool calls' meaning, images.
@@ -20,8 +20,8 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from paceline.api.template_sandbox import BoundedEnvironment, TemplateBudgetError, bounded
 from paceline.core.errors import TemplateError
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ def render(
         variables: what else the template sees: `bos_token`, `tools`, `enable_thinking`, ...
 
     Raises:
-        TemplateError: the messages are malformed, or the template does not parse, or it raised.
+        TemplateError: the messages are malformed, or the template does not parse, raised, or did not
+            come to an end.
     """
     template = _compile(source)
     plain = [_message(message, index, source) for index, message in enumerate(_listed(messages))]
@@ -65,7 +66,14 @@ def render(
     }
     data |= {"messages": plain, "add_generation_prompt": add_generation_prompt}
     try:
-        return template.render(data)
+        return template.render(bounded(data))
+    except TemplateBudgetError as error:
+        msg = (
+            f"the model's chat template does not come to an end: {error}; it was given {len(plain)} "
+            "messages. Real templates need a small part of that: pass another template, or correct "
+            "the loops of this one"
+        )
+        raise TemplateError(msg) from error
     except Exception as error:  # whatever a foreign program raises
         msg = (
             f"the model's chat template raised {type(error).__name__}: {error}; it was given "
@@ -180,8 +188,8 @@ def _compile(source: str) -> jinja2.Template:
         raise TemplateError(msg) from error
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[jinja2.ext.loopcontrols, _GenerationMarks],
@@ -248,7 +256,8 @@ def _walks_lists(source: str) -> bool:
     parts: list[dict[str, str]] = [{"type": "text", "text": _PROBE}]
     message = {"role": "user", "content": parts}
     try:
-        text = _compile(source).render(messages=[message], add_generation_prompt=False)
+        data = {"messages": [message], "add_generation_prompt": False}
+        text = _compile(source).render(bounded(data))
     except Exception as error:  # noqa: BLE001 (a foreign program; it is given a string then)
         logger.debug("the chat template takes no lists of parts: %s", error)
         return False
