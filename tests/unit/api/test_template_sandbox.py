@@ -24,16 +24,16 @@ TURNS = {
         f"{{% for a in {MANY} %}}{{% for b in {MANY} if false %}}{{% endfor %}}{{% endfor %}}"
     ),
     "a macro that calls itself twice": (
-        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(90) }}"
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(30) }}"
     ),
     "a loop that walks itself": (
-        "{% for a in [1, 2] recursive %}{% if loop.depth < 90 %}{{ loop([1, 2]) }}{% endif %}"
+        "{% for a in [1, 2] recursive %}{% if loop.depth < 40 %}{{ loop([1, 2]) }}{% endif %}"
         "{% endfor %}"
     ),
     "a block that is called twice": (
         "{% macro twice() %}{{ caller() }}{{ caller() }}{% endmacro %}"
         "{% macro m(n) %}{% if n %}{% call twice() %}{{ m(n - 1) }}{% endcall %}{% endif %}"
-        "{% endmacro %}{{ m(90) }}"
+        "{% endmacro %}{{ m(30) }}"
     ),
 }
 
