@@ -1,0 +1,287 @@
+"""Measures attention of one decode step on a GPU: Triton's kernels and SDPA beside the memory's speed.
+
+What it answers: how many bytes of keys and values a second attention reads, for many short rows, some
+rows of a thousand tokens and one long row, each verifying 1, 8 and 32 nodes; what part of the measured
+read bandwidth that is; what gathering keys for SDPA takes instead. All layers of a model are run, each
+with keys of its own (gigabytes), so that nothing is in a cache; Triton's as one captured graph, of
+which replays are timed by events. Results are compared with SDPA's before anything is timed.
+
+    python benchmarks/gpu_attention.py --out benchmarks/results/gpu-attention.json
+    python benchmarks/gpu_attention.py --sweep --shapes rows --nodes 1     which tiles are fastest
+
+Needs PyTorch and Triton, nothing else. Without --sweep a minute or two, most of it compilation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.attention.sdpa import SdpaAttention
+from paceline.attention.triton import TritonAttention
+from paceline.bench.machine import Json, machine, source, versions
+from paceline.core.batch import AttnSite, ForwardBatch, ForwardMode
+from paceline.kv.layout import Heads
+from paceline.kv.pool import KVPool
+from paceline.ops.triton.grid import Tiles, tiles_for
+
+PAGE = 16
+CUDA = torch.device("cuda")
+SDPA_LAYERS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Rows of one length in one model."""
+
+    name: str
+    rows: int
+    context: int
+    q_heads: int
+    kv_heads: int
+    dim: int
+    layers: int
+
+
+SHAPES = {
+    s.name: s
+    for s in (
+        Shape(name="rows", rows=1024, context=400, q_heads=9, kv_heads=3, dim=64, layers=30),
+        Shape(name="medium", rows=64, context=1024, q_heads=32, kv_heads=8, dim=128, layers=32),
+        Shape(name="long", rows=1, context=32_768, q_heads=32, kv_heads=8, dim=128, layers=32),
+    )
+}
+
+
+def seconds(call: Callable[[], object], repeats: int, warm_ups: int = 2) -> float:
+    """Median of repeats on the device's clock."""
+    for _ in range(warm_ups):
+        call()
+    events = []
+    for _ in range(repeats):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        stop.record()
+        events.append((start, stop))
+    torch.cuda.synchronize()
+    return statistics.median(a.elapsed_time(b) for a, b in events) / 1e3
+
+
+def bandwidth(repeats: int) -> dict[str, float]:
+    """Bytes a second: the best of two ways to read 4 GB, and a copy (read and written bytes)."""
+    data = torch.empty(1 << 30, dtype=torch.float32, device=CUDA).normal_()
+    other = torch.empty_like(data)
+    reads = [seconds(f, repeats) for f in (data.sum, data.amax)]
+    copy = seconds(lambda: other.copy_(data), repeats)
+    return {"read": data.nbytes / min(reads), "copy": 2 * data.nbytes / copy}
+
+
+def make_pool(shape: Shape, nodes: int) -> tuple[KVPool, Tensor]:
+    """Random keys and values, in pages that are scattered over the pool: pool and page table."""
+    per_row = -(-(shape.context + nodes) // PAGE)
+    pool = KVPool(
+        Heads(shape.kv_heads, shape.dim),
+        shape.layers,
+        shape.rows * per_row,
+        PAGE,
+        torch.bfloat16,
+        CUDA,
+    )
+    pool.k.normal_()
+    pool.v.normal_()
+    order = torch.randperm(pool.num_pages, device=CUDA)
+    return pool, order.view(shape.rows, per_row).int()
+
+
+def make_batch(shape: Shape, nodes: int, pages: Tensor) -> ForwardBatch:
+    """Every row verifies a binary tree; one node is plain decoding, without a mask."""
+    tokens = shape.rows * nodes
+    bits, depths = [1], [0]
+    for i in range(1, nodes):
+        bits.append(bits[(i - 1) // 2] | 1 << i)
+        depths.append(depths[(i - 1) // 2] + 1)
+    mask = torch.tensor(bits, device=CUDA).repeat(shape.rows)[:, None] if nodes > 1 else None
+    lens = torch.full((shape.rows,), shape.context, device=CUDA)
+    return ForwardBatch(
+        mode=ForwardMode.BLOCK,
+        num_rows=shape.rows,
+        q_len=nodes,
+        rows=torch.arange(shape.rows, device=CUDA),
+        token_ids=torch.zeros(tokens, dtype=torch.int64, device=CUDA),
+        positions=shape.context + torch.tensor(depths, device=CUDA).repeat(shape.rows),
+        slots=torch.full((tokens,), -1, device=CUDA),
+        prefix_lens=lens,
+        cu_q=torch.arange(shape.rows + 1, device=CUDA) * nodes,
+        tail_lens=torch.full_like(lens, nodes),
+        mask=mask,
+        pages=pages,
+    )
+
+
+def moved(shape: Shape, nodes: int) -> int:
+    """Bytes that one layer must read and write once."""
+    keys = shape.rows * (shape.context + nodes) * shape.kv_heads * shape.dim * 2
+    queries = shape.rows * nodes * shape.q_heads * shape.dim * 2
+    return 2 * (keys + queries)
+
+
+class Step:
+    """One decode step's attention in all layers."""
+
+    def __init__(self, shape: Shape, nodes: int, pool: KVPool, pages: Tensor) -> None:
+        self.pool = pool
+        self.batch = make_batch(shape, nodes, pages)
+        self.q = torch.randn(
+            shape.rows * nodes, shape.q_heads, shape.dim, dtype=torch.bfloat16, device=CUDA
+        )
+        self.sites = [AttnSite(index=i, scale=shape.dim**-0.5) for i in range(shape.layers)]
+
+    def run(self, backend: TritonAttention | SdpaAttention, layers: int) -> Tensor:
+        """Attention of some layers, one after the other; the last one's result."""
+        for site in self.sites[:layers]:
+            out = backend.heads(site, self.q, self.pool, self.batch)
+        return out
+
+    def triton(self, repeats: int, tiles: Tiles | None, processors: int | None) -> float:
+        """Seconds of all layers as one graph; checked against SDPA first."""
+        backend = TritonAttention(tiles, processors)
+        backend.plan(self.batch)
+        self._compare(backend)
+        layers = len(self.sites)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.run(backend, layers)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.run(backend, layers)
+        return seconds(graph.replay, repeats)
+
+    def sdpa(self, repeats: int) -> float:
+        """Seconds of one layer."""
+        backend = SdpaAttention()
+        backend.plan(self.batch)
+        return seconds(lambda: self.run(backend, SDPA_LAYERS), repeats, 1) / SDPA_LAYERS
+
+    def _compare(self, backend: TritonAttention) -> None:
+        want = SdpaAttention()
+        want.plan(self.batch)
+        a, b = self.run(backend, 1).float(), self.run(want, 1).float()
+        off = float((a - b).norm() / b.norm())
+        if not off < 1e-2:
+            msg = f"the kernels' result is off by {off:.1e}"
+            raise SystemExit(msg)
+
+
+def candidates(packed: int, dim: int) -> Iterable[tuple[Tiles, int]]:
+    """Tiles worth a try for so many packed queries, with one program a row or a unit."""
+    own = tiles_for(packed, dim)
+    warps = {16: (2, 4), 32: (2, 4), 64: (4, 8), 128: (4, 8)}[own.block_m]
+    for block_n, num_warps, stages in itertools.product((32, 64, 128), warps, (2, 3, 4)):
+        bytes_held = block_n * max(dim, 64) * 4 * (stages - 1) + own.block_m * dim * 2
+        if bytes_held > 160 << 10:
+            continue
+        for unit, processors in ((own.unit, 0), (own.unit, 1 << 20), (2 * own.unit, 1 << 20)):
+            yield (
+                Tiles(
+                    block_m=own.block_m,
+                    block_n=block_n,
+                    unit=unit,
+                    num_warps=num_warps,
+                    num_stages=stages,
+                ),
+                processors,
+            )
+
+
+def sweep(step: Step, shape: Shape, nodes: int, repeats: int) -> list[dict[str, Json]]:
+    """All candidates, fastest first."""
+    found: list[dict[str, Json]] = []
+    for tiles, processors in candidates(nodes * (shape.q_heads // shape.kv_heads), shape.dim):
+        fits = shape.context + nodes <= tiles.unit
+        if processors == 0 and shape.rows * shape.kv_heads < 64:
+            continue  # nothing to learn from a device that is mostly idle
+        if processors and fits:
+            continue  # the same as without
+        try:
+            took = step.triton(repeats, tiles, processors)
+        except Exception as error:  # noqa: BLE001 (too many resources, whatever its class)
+            print(f"  {tiles}: {type(error).__name__}", flush=True)
+            continue
+        found.append({**asdict(tiles), "split": bool(processors), "ms": took * 1e3})
+    return sorted(found, key=lambda line: float(str(line["ms"])))
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="file of the JSON record")
+    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--nodes", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--sweep", action="store_true", help="try other tiles too")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    ceiling = bandwidth(args.repeats)
+    torch.cuda.empty_cache()
+    print(f"read {ceiling['read'] / 1e12:.2f} TB/s, copy {ceiling['copy'] / 1e12:.2f} TB/s")
+    print("shape   nodes   us/layer   GB/s   of read   x one node   sdpa us/layer   x faster")
+    lines: list[Json] = []
+    for name in args.shapes:
+        shape = SHAPES[name]
+        pool, pages = make_pool(shape, max(args.nodes))
+        single = None
+        for nodes in args.nodes:
+            step = Step(shape, nodes, pool, pages)
+            took = step.triton(args.repeats, None, None) / shape.layers
+            gathered = step.sdpa(5)
+            single = single or took
+            rate = moved(shape, nodes) / took
+            print(
+                f"{name:7} {nodes:5} {took * 1e6:10.1f} {rate / 1e9:6.0f} "
+                f"{rate / ceiling['read']:9.2f} {took / single:12.2f} {gathered * 1e6:15.1f} "
+                f"{gathered / took:10.1f}",
+                flush=True,
+            )
+            line: dict[str, Json] = {
+                **asdict(shape),
+                "nodes": nodes,
+                "layer_us": took * 1e6,
+                "step_ms": took * shape.layers * 1e3,
+                "bytes_per_s": rate,
+                "of_read_bandwidth": rate / ceiling["read"],
+                "sdpa_layer_us": gathered * 1e6,
+            }
+            if args.sweep:
+                tried = sweep(step, shape, nodes, 7)
+                for best in tried[:6]:
+                    print("   ", best, flush=True)
+                line["sweep"] = list(tried)
+            lines.append(line)
+            del step
+        del pool
+        torch.cuda.empty_cache()
+    record: dict[str, Json] = {
+        "machine": machine(CUDA),
+        "source": source(),
+        "versions": versions() | {"triton": __import__("triton").__version__},
+        "bandwidth": dict(ceiling),
+        "lines": lines,
+    }
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
