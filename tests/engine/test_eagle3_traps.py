@@ -174,6 +174,32 @@ def test_published_pages_hold_what_their_key_says(model: Path, trained: Path) ->
     assert checked > 10
 
 
+def test_another_continuation_does_not_share_the_page_before_it(model: Path, trained: Path) -> None:
+    """Two prompts that part exactly at a page's end share all pages but that one, whose last entry is
+    made with the token after it (SGLang's pairs of tokens, vLLM's dropped page).
+    """
+    eng = engine(model, method="eagle3", model=str(trained))
+    net, drafter = eng._launcher._target.net, eng._proposer._drafter
+    pool, shared = drafter._runtime._pool, PROMPTS[3][:12]
+    checked = 0
+
+    def watch(_: int) -> None:
+        nonlocal checked
+        for sequence in eng._scheduler.running:
+            count = sequence.num_cached
+            slots = eng._rows.slots(torch.full((count,), sequence.row), torch.arange(count))
+            ((k, _v),) = tiny_eagle3.eagle3_truth(drafter, net, sequence.tokens[: count + 1])
+            torch.testing.assert_close(pool.k[0][:, slots].transpose(0, 1), k, rtol=1e-9, atol=1e-9)
+            checked += count
+
+    for i, (after, hit) in enumerate(((40, 0), (41, 8), (40, 12), (41, 12))):
+        job = request(str(i), [*shared, after, 3], GREEDY)
+        stats = run(eng, [job], on_step=watch)[str(i)].last.stats
+        assert stats is not None
+        assert stats.num_cached_tokens == hit
+    assert checked > 100
+
+
 def test_hits_are_those_of_plain_decoding(model: Path, trained: Path) -> None:
     """A second turn finds as many cached tokens as without speculation, but for a page that ends with
     the first turn's last token (vLLM's last-block drop costs a page in every hit).
