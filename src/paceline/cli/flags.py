@@ -23,6 +23,7 @@ from paceline.cli.console import STDIN
 from paceline.core.config import EngineConfig
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.request import SamplingParams
+from paceline.core.sampling_rules import MAX_SAMPLES, MAX_TOP_LOGPROBS
 
 _SPECULATION = Group("Speculation", sort_key=30)
 _SAMPLING = Group("Sampling", sort_key=20)
@@ -54,8 +55,9 @@ SAMPLING_HELP: Mapping[str, str] = {
     "stop_token_ids": "end at this token id; give it several times",
     "ignore_eos": "go on after the model's end of text",
     "seed": "the same seed repeats the same answer; default: drawn, and reported",
-    "n": "independent answers to the prompt",
-    "logprobs": "report log-probabilities: of each token, and of this many alternatives",
+    "n": f"independent answers to the prompt, {MAX_SAMPLES} at most",
+    "logprobs": "report log-probabilities: of each token, and of this many alternatives "
+    f"({MAX_TOP_LOGPROBS} at most)",
     "skip_special_tokens": "leave special tokens out of the text",
     "include_stop_str_in_output": "let the text end with the stop text",
     "num_speculative_tokens": "most draft nodes for this answer; 0: no speculation",

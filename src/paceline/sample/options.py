@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import RequestError
-from paceline.core.request import MAX_DEVICE_STOP_IDS, SamplingParams
+from paceline.core.request import SamplingParams
+from paceline.core.sampling_rules import MAX_DEVICE_STOP_IDS
 from paceline.ops.staged import StagedTable
 from paceline.sample.noise import noise_key
 from paceline.sample.slots import OptionSlots, ids_tensor

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from paceline.core.errors import RequestError
 from paceline.core.request import SamplingParams
-
-MAX_BIAS = 1024
+from paceline.core.sampling_rules import MAX_BIAS
 
 
 class OptionSlots:

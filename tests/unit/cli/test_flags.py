@@ -67,7 +67,7 @@ def test_a_speculative_config_is_vllms(run, flag: str) -> None:
         (["--temperature", "nan"], "temperature nan not in 0"),
         (["--top-p", "0"], "top_p 0.0 not in"),
         (["--stop", ""], "stop must be non-empty"),
-        (["--n", "0"], "n 0 must be >= 1"),
+        (["--n", "0"], "n 0 must be a whole number in 1 ... 128"),
         (["--logit-bias", "7"], "cannot read --logit-bias"),
         (["--logit-bias", '{"7": "a"}'], "cannot read --logit-bias"),
         (["--speculative-config", '{"metod": "ngram"}'], "known keys: method"),

@@ -54,6 +54,39 @@ def test_wrong_types_and_sizes_are_named(fields: dict[str, object]) -> None:
         SamplingParams(**fields)
 
 
+LIMITS = {
+    "n": (
+        {"n": 129},
+        r"n 129 must be a whole number in 1 \.\.\. 128; ask again, with another seed",
+    ),
+    "logprobs": ({"logprobs": 21}, r"logprobs 21 must be None or 0 \.\.\. 20"),
+    "bias": ({"logit_bias": dict.fromkeys(range(1025), 1.0)}, "logit_bias .* at most 1,024"),
+    "stops": ({"stop": [str(i) for i in range(257)]}, "stop has too many entries; at most 256"),
+    "long stop": ({"stop": ["x" * 1025]}, "a string of more than 1,024 characters"),
+    "stop ids": ({"stop_token_ids": range((1 << 20) + 1)}, "stop_token_ids .* at most 1,048,576"),
+    "allowed": ({"allowed_token_ids": range((1 << 20) + 1)}, "allowed_token_ids .* at most"),
+    "banned": ({"banned_token_ids": range((1 << 20) + 1)}, "banned_token_ids .* at most"),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_sizes_have_limits_that_are_stated(name: str) -> None:
+    """One request may not take all of a machine's memory; the error says how much is possible."""
+    fields, message = LIMITS[name]
+    with pytest.raises(RequestError, match=message):
+        SamplingParams(**fields)
+
+
+def test_limits_are_possible_themselves() -> None:
+    """The stated number is the last that is taken."""
+    SamplingParams(
+        n=128,
+        logprobs=20,
+        logit_bias=dict.fromkeys(range(1024), 1.0),
+        stop=[f"{i:x>1024}" for i in range(256)],
+    )
+
+
 def test_all_wrong_types_are_reported_at_once() -> None:
     """One error names every field, so that a caller repairs them in one go."""
     with pytest.raises(RequestError) as error:
