@@ -24,6 +24,7 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.request import SamplingParams
 from paceline.core.sampling_rules import MAX_SAMPLES, MAX_TOP_LOGPROBS
+from paceline.draft import DRAFTERS, NETWORKS
 
 _SPECULATION = Group("Speculation", sort_key=30)
 _SAMPLING = Group("Sampling", sort_key=20)
@@ -31,11 +32,14 @@ _RUN = Group("Run", sort_key=10)
 _ENGINE = Group("Engine", sort_key=40)
 
 _SPEC_HELP = (
-    "drafter: none, ngram, suffix (suffix:path, suffix:tree); none is plain autoregressive decoding"
+    f"drafter: {', '.join(DRAFTERS)} (none: plain autoregressive decoding; suffix also as suffix:tree, "
+    f"suffix:path), or a network in the folder --spec-model: {', '.join(NETWORKS)}. For example "
+    f"'--spec suffix --spec-nodes 8', '--spec {next(iter(NETWORKS))} --spec-model FOLDER'"
 )
 _CONFIG_HELP = (
     "the same and more as a JSON object with vLLM's keys, for example "
-    """'{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}'"""
+    """'{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}' or """
+    f"""'{{"method": "{next(iter(NETWORKS))}", "model": "FOLDER", "num_speculative_tokens": 8}}'"""
 )
 # SamplingParams has no help texts of its own; tests check that every field is here.
 SAMPLING_HELP: Mapping[str, str] = {

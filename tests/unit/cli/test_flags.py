@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import fields
 
 import pytest
 
-from paceline.api.options import options
+from paceline.api.options import engine_config, options
 from paceline.bench.run import Settings
 from paceline.cli.bench import bench
 from paceline.cli.flags import SAMPLING_HELP
 from paceline.cli.generate import generate
 from paceline.core.request import SamplingParams
+from paceline.draft import names
 
 
 def test_every_sampling_field_has_help() -> None:
@@ -26,6 +28,26 @@ def test_every_config_field_is_a_flag() -> None:
     own = {"prompt", "as_json", "stats", "speculative_config"}
     assert parameters == engine | sampling | own
     assert {f.name for f in fields(Settings)} <= set(inspect.signature(bench).parameters)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "bench", "demo", "doctor"])
+def test_help_names_every_drafter_with_examples(run, command: str) -> None:
+    """A registry line is in the help by itself; the examples are values that the options take."""
+    ran = run(command, "--help")
+    assert ran.code == 0, ran.err
+    text = re.sub(r"[│\s]+", " ", ran.out)  # a table of one column per flag and one of help
+    start = text.index("drafter: none")
+    shown = text[start : text.index("vLLM's keys")]
+    for name in names():
+        assert re.search(rf"\b{name}\b", shown), f"{name} is registered and not shown"
+    examples = re.findall(r"'(\{.*?\})'", text[start:])
+    assert len(examples) == 2
+    for example in examples:
+        config = engine_config({"speculative_config": example})
+        assert config.draft.method in names()
+    flags = re.findall(r"'--spec (\S+)", text[start:])
+    assert len(flags) == 2
+    assert set(flags) <= set(names())
 
 
 def test_only_given_flags_are_passed_on(run) -> None:
