@@ -1,8 +1,9 @@
 """Answers made by the target through the engine, in batches as large as it has rows.
 
-A job is a prompt from a file, or one that the target makes itself: what it samples at temperature 1
-after the bare opening of a user's turn, up to the end of that turn, goes through the chat template like
-any other prompt. Held-out prompts are answered at temperature 0, as they are measured.
+A job is a prompt from a file, or one that the target makes itself: what it samples after the bare
+opening of a user's turn, up to the end of that turn, goes through the chat template like any other
+prompt. A run may give openings of its own ("Summarize the following article:"), by turns; such a prompt
+is cut at a length drawn for it. Held-out prompts are answered at temperature 0, as they are measured.
 
 At the end of the time allowed, answers in the making are kept as far as they came (a longest answer is
 cut no differently), except held-out ones.
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 60.0
 _LEAST_TOKENS = 8  # of an answer that time cut off, and of a prompt of the target's own
+_LEAST_PASSAGE = 32  # tokens that a prompt with an opening may have at least
 _WAVE = 16  # rows are filled when a sixteenth of them is free: prefills are few and large
 OWN_GROUP = "own"
 
@@ -67,6 +69,7 @@ class _Open:
     held_out: bool
     group: str
     makes_prompt: bool
+    opening: str = ""  # what a prompt of the target's own was made to begin with
     token_ids: list[int] = field(default_factory=list)
 
 
@@ -101,6 +104,7 @@ class Generator:
             engine.model_config.eos_token_ids
         )
         self._header = user_turn_header(tokenizer) if settings.own_share > 0 else []
+        self._chat_frame = tokenizer.encode_chat([{"role": "user", "content": ""}])
         self._open: dict[str, _Open] = {}
         self._ready: deque[tuple[Job, list[int], bool, str]] = deque()  # prompts made, not asked
         self.counts = Counts()
@@ -165,17 +169,27 @@ class Generator:
                 self._ask(job, ids, bool(record["held_out"]), record["group"].decode())
 
     def _ask_for_prompt(self, job: Job) -> None:
-        room = self._settings.max_prompt_tokens - len(self._header)
+        openings = self._settings.openings
+        opening = openings[job.seed % len(openings)]
+        header = self._header + (
+            self._tokenizer.encode(opening, add_special_tokens=False) if opening else []
+        )
+        room = self._settings.max_prompt_tokens - len(self._chat_frame) - len(header)
+        if opening:  # passages of all lengths; a cut one is a passage still
+            room = min(room, _LEAST_PASSAGE + job.seed // len(openings) % max(room, 1))
         self._add(
             f"{job.index}/prompt",
             _Open(
                 job=job,
-                prompt_ids=self._header,
+                prompt_ids=header,
                 held_out=False,
                 group=OWN_GROUP,
                 makes_prompt=True,
+                opening=opening,
             ),
-            SamplingParams(max_tokens=max(room, 1), temperature=1.0, seed=job.seed),
+            SamplingParams(
+                max_tokens=max(room, 1), temperature=self._settings.own_temperature, seed=job.seed
+            ),
         )
 
     def _ask(self, job: Job, prompt_ids: Sequence[int], held_out: bool, group: str) -> None:
@@ -223,7 +237,9 @@ class Generator:
 
     def _take_prompt(self, entry: _Open, *, ended: bool) -> None:
         """Send a prompt that the target made through the chat template, if it is a good one."""
-        text = self._tokenizer.decode(entry.token_ids).strip() if ended else ""
+        text = ""
+        if ended or entry.opening:
+            text = (entry.opening + self._tokenizer.decode(entry.token_ids)).strip()
         ids = self._tokenizer.encode_chat([{"role": "user", "content": text}]) if text else []
         least = len(self._header) + _LEAST_TOKENS
         if not least <= len(ids) <= self._settings.max_prompt_tokens:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -76,11 +77,12 @@ def generate(
     folder: Path,
     goal: int,
     deadline: float | None = None,
+    settings: TrainSettings = SETTINGS,
 ) -> Generator:
     writer = ShardWriter(folder, 97, ABOUT)
     done = frozenset(Shards(folder).docs["job"].tolist())
-    made = Generator(eng, tokenizer, prompts, writer, SETTINGS, done)
-    jobs = JobList(len(prompts), SETTINGS.temperatures, SETTINGS.own_share, seed=0)
+    made = Generator(eng, tokenizer, prompts, writer, settings, done)
+    jobs = JobList(len(prompts), settings.temperatures, settings.own_share, seed=0)
     made.run(jobs, goal, deadline, silent)
     return made
 
@@ -246,3 +248,21 @@ def test_a_template_that_hides_the_user_s_text_is_said(tokenizer: Tokenizer) -> 
 
     with pytest.raises(ConfigError, match="--own-share 0"):
         user_turn_header(Odd())
+
+
+def test_own_prompts_begin_with_the_openings_of_the_run(
+    tmp_path: Path, target_folder: Path, tokenizer: Tokenizer, prompts: Shards
+) -> None:
+    """By turns; the target goes on from them, and a prompt that its length cut is used all the same."""
+    openings = ("the other and", "say what")
+    settings = replace(SETTINGS, own_share=1.0, openings=openings, own_temperature=0.5)
+    eng = engine(target_folder, max_rows=4, max_len=128)
+    generate(eng, tokenizer, prompts, tmp_path / "a", goal=100, settings=settings)
+    found = Shards(tmp_path / "a")
+    own = [i for i, g in enumerate(found.docs["group"]) if g == OWN_GROUP.encode()]
+    assert len(own) == len(found) > 4
+    texts = [
+        tokenizer.decode(found.tokens(i)[: int(found.docs["prompt"][i])].tolist()) for i in own
+    ]
+    assert {o for o in openings for t in texts if o in t} == set(openings)
+    assert all(any(o in t for o in openings) for t in texts)
