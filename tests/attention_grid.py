@@ -126,6 +126,10 @@ def cases(unit: int) -> dict[str, Case]:
         "window, causal, no mask": Case(
             rows=[causal(2 * unit, 4), causal(0, 7)], window=unit, causal_tail=True
         ),
+        "window, positions ahead of places": Case(
+            rows=[Row(prefix=unit + 3, depths=[40, 41, 42], sees=[[0], [0, 1], [0, 1, 2]])],
+            window=2,
+        ),
         "heads of 96": Case(rows=[tree(unit + 1, binary(6)), tree(1, binary(2))], dim=96),
         "heads of 128": Case(rows=[tree(unit + 1, binary(6))], dim=128, group=4),
         "page of one": Case(rows=[chain(unit + 5, 3), chain(11, 3)], page_size=1),

@@ -88,7 +88,8 @@ def attend(
     num_tokens, q_heads, dim = q.shape
     kv_heads = k_cache.shape[0]
     assert k_cache.stride() == v_cache.stride(), "keys and values lie alike"
-    assert q.stride(2) == k_cache.stride(2) == pages.stride(1) == 1, "vectors are contiguous"
+    assert k_cache.stride(2) == 1, "a key is contiguous"
+    q, pages = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, pages))
     out = torch.empty((num_tokens, q_heads, dim), dtype=q.dtype, device=q.device)
     group, tiles, rows = q_heads // kv_heads, planned.tiles, planned.num_rows
     # Kernels take pointers: one that is not used may be anything.
@@ -96,7 +97,7 @@ def attend(
     if planned.split:
         space = work.take(planned.num_partials * (dim + 2), q.device)
         partial, stats = space, space[planned.num_partials * dim :]
-    bits = positions if mask is None else mask.view(torch.int32)
+    bits = positions if mask is None else mask.contiguous().view(torch.int32)
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
         grid = (rows * planned.blocks, kv_heads, planned.units if planned.split else 1)
         attend_kernel[grid](
@@ -133,7 +134,6 @@ def attend(
             BLOCK_M=tiles.block_m,
             BLOCK_N=tiles.block_n,
             UNIT=tiles.unit,
-            BLOCKS=planned.blocks,
             SPLIT=planned.split,
             HAS_MASK=mask is not None,
             CAUSAL=causal,

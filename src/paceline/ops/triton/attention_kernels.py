@@ -55,7 +55,8 @@ def _clear_dead(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_tokens", "num_units", "packed", "window", "num_words"],
+    do_not_specialize=["num_rows", "num_tokens", "num_units", "packed", "window", "num_words",
+        "page_stride", "mask_stride"],
     do_not_specialize_on_alignment=[
         "pages", "prefix_lens", "tail_lens", "cu_q", "positions", "mask",
     ],
@@ -66,13 +67,14 @@ def attend_kernel(
     num_rows, num_tokens, num_units, packed, scale, window, num_words,
     q_t_stride, q_h_stride, kv_h_stride, kv_s_stride, out_t_stride, page_stride, mask_stride,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNIT: tl.constexpr, BLOCKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNIT: tl.constexpr,
     SPLIT: tl.constexpr, HAS_MASK: tl.constexpr, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """One row, key/value head and block of packed queries over one unit of keys, or over all."""
-    row = tl.program_id(0) // BLOCKS
-    block = tl.program_id(0) % BLOCKS
+    blocks = tl.cdiv(packed, BLOCK_M)
+    row = tl.program_id(0) // blocks
+    block = tl.program_id(0) % blocks
     head = tl.program_id(1)
     unit = tl.program_id(2)
     if (unit == 0) & (block == 0):
@@ -110,10 +112,10 @@ def attend_kernel(
     v_head = v + head.to(tl.int64) * kv_h_stride
     own_pages = pages + row.to(tl.int64) * page_stride
 
-    reach = 0  # the first place that any query's window holds
+    reach = 0  # start of the first tile that any query's window holds, within the prefix
     if HAS_WINDOW:
-        oldest = tl.min(tl.where(live, position, 2147483647), 0)
-        reach = tl.maximum(oldest - window + 1, 0) // BLOCK_N * BLOCK_N
+        oldest = tl.min(tl.where(live, position, 2147483647), 0) - window + 1
+        reach = tl.minimum(tl.maximum(oldest, 0), prefix) // BLOCK_N * BLOCK_N
 
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
