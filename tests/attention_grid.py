@@ -127,7 +127,7 @@ def cases(unit: int) -> dict[str, Case]:
             rows=[causal(2 * unit, 4), causal(0, 7)], window=unit, causal_tail=True
         ),
         "window, positions ahead of places": Case(
-            rows=[Row(prefix=unit + 3, depths=[40, 41, 42], sees=[[0], [0, 1], [0, 1, 2]])],
+            rows=[Row(prefix=unit - 2, depths=[40, 41, 42], sees=[[0], [0, 1], [0, 1, 2]])],
             window=2,
         ),
         "heads of 96": Case(rows=[tree(unit + 1, binary(6)), tree(1, binary(2))], dim=96),
