@@ -39,6 +39,15 @@ def main() -> int:
     if missing:
         print(f"not in the wheel: {', '.join(missing)}")
         return 1
+    drafters = SOURCE.parents[1] / "drafters"
+    lost = [
+        p.name
+        for p in drafters.rglob("*")
+        if not (installed / p.relative_to(SOURCE.parents[1])).exists()
+    ]
+    if lost:
+        print(f"drafters not in the wheel: {', '.join(sorted(lost))}")
+        return 1
     for name in paceline.__all__:
         getattr(paceline, name)
     command = [str(Path(sys.prefix) / "bin" / "paceline"), "--help"]

@@ -224,7 +224,7 @@ def test_demo(tiny_checkpoint, capsys: pytest.CaptureFixture[str]) -> None:
     "arguments,message",
     [
         (["--model", "no/such/model"], "unknown model 'no/such/model'"),
-        (["--spec", "medusa"], "known drafters: none, ngram, suffix"),
+        (["--spec", "medusa"], "known drafters: auto, none, ngram, suffix"),
         (["--model", "TINY", "--memory-gb", "0.0001"], "memory"),
         (["--model", "TINY", "--max-len", "100000"], "positions end at 256"),
         (["--model", "TINY", "--banned-token-ids", "97"], "outside the vocabulary of 97"),

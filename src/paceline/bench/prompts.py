@@ -5,7 +5,9 @@ They ask for text that is already in the prompt, which is where drafters that co
 
 from __future__ import annotations
 
-DEMO = """Repeat the following text exactly:
+DEMO = "Write a Python function that returns the n-th Fibonacci number, and explain how it works."
+
+DEMO_COPY = """Repeat the following text exactly:
 
 Dear Ms. Miller,
 
@@ -30,7 +32,7 @@ _RENAME = (
 )
 
 BUILT_IN: tuple[str, ...] = (
-    DEMO,
+    DEMO_COPY,
     _RENAME,
     "Write the numbers from one to thirty as words, separated by commas.",
     "Explain in a few sentences why the sky is blue.",

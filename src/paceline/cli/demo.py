@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from paceline.bench.prompts import DEMO
+from paceline.bench.prompts import DEMO, DEMO_COPY
 from paceline.cli.console import notes, read_prompt
 from paceline.cli.flags import with_flags
 from paceline.cli.generate import loaded, stream_text
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 _MAX_TOKENS = 160
 _WARM_UP = ("Say hello.", 8)  # prompt, tokens
-_ABOUT_DEFAULT = (
-    "The default prompt asks for a copy of a text: there, drafters that copy show what they can do."
+_ABOUT_COPY = (
+    "This drafter copies, so the default prompt asks for a copy of a text: there it shows what it can "
+    "do."
 )
 
 
@@ -31,7 +32,10 @@ _ABOUT_DEFAULT = (
 def demo(
     prompt: Annotated[
         str | None,
-        Parameter(help="what to ask; default: to copy a text, which suits a drafter that copies"),
+        Parameter(
+            help="what to ask; default: a small task for a drafter that was trained on the model, "
+            "the copy of a text for one that copies"
+        ),
     ] = None,
     /,
     *,
@@ -43,18 +47,22 @@ def demo(
     """Answer a prompt with the drafter, then without, and compare speed and output."""
     drafted = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     plain = replace(drafted, num_speculative_tokens=0)
-    text = DEMO if prompt is None else read_prompt(prompt)
     # Without the prefix cache both ways compute the whole prompt.
     config = replace(config, cache=replace(config.cache, prefix_cache=False))
     console = Console(highlight=False)
     with loaded(config) as llm:
+        trained = llm.config.draft.model is not None
+        default = DEMO if trained else DEMO_COPY
+        text = default if prompt is None else read_prompt(prompt)
         with notes().status("warming up"):
             _warm_up(llm, drafted, plain)
         ids = llm.tokenizer.encode_chat([{"role": "user", "content": text}])
         if prompt is None:
-            console.print(_ABOUT_DEFAULT, style="dim")
+            if not trained:
+                console.print(_ABOUT_COPY, style="dim")
+            console.print(f"prompt: {text}", style="dim", markup=False)
         results = {}
-        for name, params in ((config.draft.method, drafted), ("autoregressive", plain)):
+        for name, params in ((llm.config.draft.method, drafted), ("autoregressive", plain)):
             console.print(f"\n[bold]{name}[/bold]")
             results[name] = stream_text(llm, ids, params)
         console.print()

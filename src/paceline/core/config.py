@@ -87,10 +87,19 @@ class CacheConfig:
 class DraftConfig:
     """How tokens are proposed. Key names in JSON follow vLLM's `--speculative-config`."""
 
-    method: str = field(default="suffix", metadata=_doc("drafter: none, ngram, suffix, ..."))
-    model: str | None = field(default=None, metadata=_doc("folder of a drafter network"))
+    method: str = field(
+        default="auto", metadata=_doc("drafter: auto, none, ngram, suffix, or a network's name")
+    )
+    model: str | None = field(
+        default=None,
+        metadata=_doc("folder of a drafter network; default: the one that comes with the model"),
+    )
     num_speculative_tokens: int = field(
         default=16, metadata=_doc("most draft nodes verified per request and step")
+    )
+    parts: tuple[str, ...] = field(
+        default=("suffix", "ddtree"),
+        metadata=_doc("merged: the drafters whose trees are folded into one; one network at most"),
     )
     adaptive: bool = field(
         default=True,

@@ -14,6 +14,7 @@ from paceline.core.registry import Registry
 if TYPE_CHECKING:
     from paceline.core.config import DraftConfig
     from paceline.draft.base import Drafter, HostDrafter, TargetInfo
+    from paceline.draft.merged import Merged
 
 DRAFTERS: Registry[Callable[[DraftConfig], HostDrafter]] = Registry(
     "drafter",
@@ -31,11 +32,18 @@ NETWORKS: Registry[Callable[[DraftConfig, TargetInfo], Drafter]] = Registry(
         "eagle3": "paceline.draft.eagle3:Eagle3Drafter",
     },
 )
+# Drafters made of others, which the engine builds and asks as it does any.
+COMPOSITES: Registry[Callable[[DraftConfig], Merged]] = Registry(
+    "drafter", {"merged": "paceline.draft.merged:Merged"}
+)
+
+
+AUTO = "auto"  # the drafter that was trained on the target, else one that needs no training
 
 
 def names() -> tuple[str, ...]:
-    """All drafters' names."""
-    return (*DRAFTERS, *NETWORKS)
+    """Everything that a config's `method` may be."""
+    return (AUTO, *DRAFTERS, *NETWORKS, *COMPOSITES)
 
 
 def check_name(name: str) -> None:
@@ -67,3 +75,12 @@ def build_network(config: DraftConfig, target: TargetInfo) -> Drafter:
         ModelError: its files are missing, damaged or unsupported.
     """
     return NETWORKS.get(config.method)(config, target)
+
+
+def build_composite(config: DraftConfig) -> Merged:
+    """Build what `config.method` makes of other drafters; those are built from its `parts`.
+
+    Raises:
+        ConfigError: no such drafter has that name, or the parts do not go together.
+    """
+    return COMPOSITES.get(config.method)(config)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +25,7 @@ from paceline.core.stages import silent
 from paceline.core.tree import EMPTY, Proposal
 from paceline.draft.base import HostCommit
 from paceline.engine.build import build_parts, load_target, resolve
+from paceline.engine.choice import choose_drafter
 from paceline.engine.counters import Counters
 from paceline.engine.launch import Launcher, Pending
 from paceline.engine.memory import warm_config
@@ -90,11 +92,14 @@ class Engine:
         if device.type == "cpu" and resolved.threads is not None:
             torch.set_num_threads(resolved.threads)
         loaded = loaded or load_target(resolved)
+        draft, chosen = choose_drafter(resolved.draft, loaded.files)
+        resolved = replace(resolved, draft=draft)
         used = used_memory(device)
         if resolved.cache.memory_gb is not None or device.type == "cuda":
             cls(build_parts(warm_config(resolved, loaded.config), loaded, 0))._warm_up()  # noqa: SLF001 (an engine of this class)
             used = max(used, peak_memory(device))
-        return cls(build_parts(resolved, loaded, used), stages=stages)
+        parts = build_parts(resolved, loaded, used)
+        return cls(replace(parts, notes=(*chosen, *parts.notes)), stages=stages)
 
     def _warm_up(self) -> None:
         """One EXTEND of a full chunk and one BLOCK of all rows, through the normal path."""

@@ -371,7 +371,7 @@ def test_options_are_checked_before_anything_is_loaded() -> None:
     """A misspelt option, a drafter or a model nobody knows: each names what there is."""
     with pytest.raises(ConfigError, match="unknown option 'max_length'; did you mean 'max_len'"):
         LLM(max_length=3)
-    with pytest.raises(ConfigError, match="known drafters: none, ngram, suffix"):
+    with pytest.raises(ConfigError, match="known drafters: auto, none, ngram, suffix"):
         LLM(spec="medusa")
     with pytest.raises(ModelError, match="unknown model 'no/such/model'"):
         LLM("no/such/model")

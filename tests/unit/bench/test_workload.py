@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.prompts import BUILT_IN, DEMO
+from paceline.bench.prompts import BUILT_IN, DEMO_COPY
 from paceline.bench.workload import load, plain
 from paceline.core.errors import ConfigError
 
@@ -137,5 +137,5 @@ def test_unreadable_and_empty_files_are_named(tmp_path: Path) -> None:
 def test_built_in_prompts_are_user_messages() -> None:
     """What comes with the package needs no file."""
     found = plain(BUILT_IN)
-    assert found.prompts[0].messages == user(DEMO)
+    assert found.prompts[0].messages == user(DEMO_COPY)
     assert len({p.key for p in found.prompts}) == len(BUILT_IN)

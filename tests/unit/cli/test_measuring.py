@@ -144,9 +144,12 @@ def test_demo_compares_both_ways(run) -> None:
 
 
 def test_demo_says_what_its_own_prompt_suits(run) -> None:
-    """The default prompt flatters drafters that copy, and the demo says so."""
+    """Asking for a copy flatters drafters that copy, and the demo says so; a trained one gets a task."""
     ran = run("demo", max_len=2000)
-    assert "asks for a copy of a text" in ran.out
+    assert "asks for a copy of a text" in " ".join(ran.out.split())
+    ran = run("demo", "--spec", "dflash", "--spec-model", "folder", max_len=2000)
+    assert "copy" not in ran.out
+    assert "Fibonacci" in ran.out
 
 
 def test_demo_tells_where_outputs_differ(run) -> None:
