@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.draft.eagle3_config import Eagle3Config, default_taps
+from paceline.ops.reference.fused import wide
 from paceline.train.attend import PackedCausal, packed_pass
 from paceline.train.losses import RowWeights, best_tokens
 from paceline.train.soft_loss import Fused, aims, scored, slopes, soft_loss
@@ -39,7 +40,7 @@ _Read: TypeAlias = Callable[["Batch"], tuple[Tensor, Tensor]]
 
 
 def new_config(settings: Eagle3Settings, target: ModelConfig) -> Eagle3Config:
-    """The shape of a new drafter: one layer like the target's own, in SafeAILab's plain form.
+    """The shape of a new drafter: one layer like the target's own.
 
     Raises:
         ConfigError: a tapped layer does not exist.
@@ -60,6 +61,8 @@ def new_config(settings: Eagle3Settings, target: ModelConfig) -> Eagle3Config:
         max_position=target.max_position,
         rope=target.rope,
         rms_norm_eps=target.rms_norm_eps,
+        fc_norm=settings.form == "eagle3.1",
+        norm_output=settings.form == "eagle3.1",
     )
 
 
@@ -67,8 +70,9 @@ def new_config(settings: Eagle3Settings, target: ModelConfig) -> Eagle3Config:
 def initialise(net: Eagle3Net, target: CausalLM, seed: int) -> None:
     """First weights: normal matrices, smaller where a branch writes to the stream; norms are 1.
 
-    The head and the norm before it are the target's own, cut to the draft vocabulary, where the widths
-    agree: so rare tokens start with what the target knows of them.
+    Where the widths agree, the head starts from the target's rows of the draft vocabulary, and the norm
+    before it from the target's, so that rare tokens start with what the target knows of them; but both
+    at the usual size, since a head at the target's own would be very sure of wrong tokens.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in net.named_parameters():
@@ -84,8 +88,10 @@ def initialise(net: Eagle3Net, target: CausalLM, seed: int) -> None:
         parameter.copy_(drawn)
     head = head_matrix(target)
     if head.shape[1] == net.config.hidden_size:
-        plain(net.lm_head).copy_(head[net.d2t])
-        net.norm.weight.copy_(target.norm.weight)
+        gain = target.norm.weight.to(wide(net.dtype))
+        net.norm.weight.copy_(gain / gain.square().mean().sqrt())
+        rows = head[net.d2t].to(gain.dtype)
+        plain(net.lm_head).copy_(rows * (_INIT_STD / rows.square().mean().sqrt()))
 
 
 def plain(matrix: Matrix) -> Tensor:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 from paceline.train.settings import TrainSettings, doc
 
+Form: TypeAlias = Literal["eagle3", "eagle3.1"]
 _NUM_TAPS = 3  # low, mid, high
 
 
@@ -26,6 +27,13 @@ class Eagle3Settings(TrainSettings):
     taps: tuple[int, ...] = field(
         default=(),
         metadata=doc("tapped target layers: low, mid, high; default: 1, L/2 - 1, L - 4", "Drafter"),
+    )
+    form: Form = field(
+        default="eagle3.1",
+        metadata=doc(
+            "eagle3.1: each tap is normed, and what is fed back; eagle3: for engines that know no more",
+            "Drafter",
+        ),
     )
     draft_vocab: int = field(
         default=8192,

@@ -45,7 +45,9 @@ def new_eagle3(
     target: LoadedModel, *, seed: int = 1, vocabulary: Sequence[int] = DRAFTED, **flags: bool
 ) -> Eagle3Net:
     """A drafter of some of the target's tokens, in its dtype; `flags` as in its configuration."""
-    settings = Eagle3Settings(taps=(0, 1, 2), draft_vocab=len(vocabulary), mlp_size=80)
+    settings = Eagle3Settings(
+        taps=(0, 1, 2), draft_vocab=len(vocabulary), mlp_size=80, form="eagle3"
+    )
     config = replace(eagle3.new_config(settings, target.config), **flags)
     made = Eagle3Net(config, target_info(target.net))
     made.set_vocabulary(torch.tensor(sorted(vocabulary)))

@@ -258,10 +258,15 @@ def test_compiled_networks_are_one_graph_each(
 
 
 def test_first_weights_know_the_targets_head(target: LoadedModel) -> None:
-    """The head starts as the target's rows of the draft vocabulary; taps are low, middle and high."""
+    """Head and norm point where the target's do, at the usual size; taps are low, middle and high."""
     net = new_eagle3(target)
-    assert torch.equal(net.lm_head.weight, target.net.lm_head.weight[net.d2t])
-    assert torch.equal(net.norm.weight, target.net.norm.weight)
+    rows = target.net.lm_head.weight[net.d2t]
+    torch.testing.assert_close(net.lm_head.weight / net.lm_head.weight.norm(), rows / rows.norm())
+    assert float(net.lm_head.weight.detach().square().mean().sqrt()) == pytest.approx(0.02)
+    assert float(net.norm.weight.detach().square().mean()) == pytest.approx(1.0)
     deep = new_config(Eagle3Settings(), replace(target.config, num_layers=30))
     assert deep.aux_layers == (1, 14, 26)
     assert deep.draft_vocab_size == 97, "no more than the target has"
+    assert (deep.fc_norm, deep.norm_output) == (True, True)
+    first = new_config(Eagle3Settings(form="eagle3", taps=(0, 1, 2)), target.config)
+    assert (first.fc_norm, first.norm_output) == (False, False)
