@@ -11,7 +11,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import paceline
 from paceline.core.errors import ModelError
 
 _INDEX = "index.json"
@@ -29,7 +28,7 @@ class Shipped:
 
 def folders() -> tuple[Path, ...]:
     """Where drafters may lie: in the installed package, or beside `src` in a source tree."""
-    package = Path(paceline.__file__).parent
+    package = Path(__file__).parents[1]
     return package / "drafters", package.parents[1] / "drafters"
 
 
