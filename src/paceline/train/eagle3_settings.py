@@ -51,7 +51,9 @@ class Eagle3Settings(TrainSettings):
     )
     anchors: int = field(
         default=0,
-        metadata=doc("N: chains trained per row; 0: from every token of an answer", "Training"),
+        metadata=doc(
+            "N: chains trained per row; 0: from nearly every token of an answer", "Training"
+        ),
     )
     lr: float = field(default=1.0e-3, metadata=doc("highest learning rate", "Training"))
     gamma: float = field(
@@ -60,11 +62,6 @@ class Eagle3Settings(TrainSettings):
             "step k weighs exp(-(k-1)/gamma), by default 0.8^(k-1); 0: all alike", "Training"
         ),
     )
-
-    @property
-    def num_anchors(self) -> int:
-        """N, as a number."""
-        return self.anchors or self.row_tokens
 
     def own_problems(self) -> list[str]:
         """See `TrainSettings`."""

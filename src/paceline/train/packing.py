@@ -18,6 +18,7 @@ Letters: S rows, C tokens of a row, N anchors of a row, R tokens that follow an 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ from paceline.core.errors import ConfigError
 from paceline.train.shards import Shards
 
 _OPEN_ROWS = 16  # rows that are filled at the same time: more of them waste fewer places
+_ANCHOR_UNIT = 16  # numbers of anchors that products like
 _PLAN, _ANCHORS = 0, 1  # uses of the seed, so that no two draw the same numbers
 
 Ints = NDArray[np.int64]
@@ -70,6 +72,22 @@ class Geometry:
     row_tokens: int  # C
     anchors: int  # N
     targets: int  # R
+
+
+def usual_anchors(shards: Shards, row_tokens: int) -> int:
+    """How many anchors all but the fullest rows have: their mean number, and a tenth more.
+
+    With so many, nearly every answer token is trained on, and few places for anchors are idle.
+
+    Args:
+        shards: sequences.
+        row_tokens: C.
+    """
+    docs = shards.docs[~shards.docs["held_out"]]
+    length = np.minimum(docs["length"], row_tokens)
+    answered = np.maximum(length - docs["prompt"] - 1, 0).sum() / max(length.sum(), 1)
+    most = math.ceil(1.1 * answered * row_tokens / _ANCHOR_UNIT) * _ANCHOR_UNIT
+    return min(max(most, 1), row_tokens)
 
 
 class Packer:

@@ -150,11 +150,6 @@ class TrainSettings:
         """Tokens that the longest sequence takes."""
         return self.max_prompt_tokens + self.max_new_tokens
 
-    @property
-    def num_anchors(self) -> int:
-        """N, as a number."""
-        return self.anchors
-
     def check(self) -> None:
         """Refuse what no run can have; all problems in one message.
 

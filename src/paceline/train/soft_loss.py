@@ -87,25 +87,26 @@ def soft_loss(
     return cast("Tensor", found)
 
 
-def scored(logits: Tensor, probs: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
+def scored(logits: Tensor, probs: Tensor, at: Tensor, best: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy [R] and the probability [R] of the target's likeliest token, both wide.
 
     Args:
         logits: [R, Vd] of the draft.
-        probs: [R, Vd] of the target.
+        probs: [P, Vd] of the target.
+        at: [R] int64 rows of `probs`.
         best: [R] int64.
     """
     exact = logits.to(wide(logits.dtype))
     norm = exact.logsumexp(-1)
-    entropy = norm - (probs.to(exact.dtype) * exact).sum(-1)
+    entropy = norm - (probs[at].to(exact.dtype) * exact).sum(-1)
     own = exact.gather(1, best.unsqueeze(1)).squeeze(1)
     return entropy, (own - norm).exp()
 
 
-def slopes(logits: Tensor, probs: Tensor, weights: Tensor) -> tuple[Tensor]:
-    """The loss's derivative by the logits, [R, Vd]: weights [R] times (q - p)."""
+def slopes(logits: Tensor, probs: Tensor, at: Tensor, weights: Tensor) -> tuple[Tensor]:
+    """The loss's derivative by the logits, [R, Vd]: weights [R] times (q - p). See `scored`."""
     exact = logits.to(wide(logits.dtype))
-    slope = (exact.softmax(-1) - probs.to(exact.dtype)) * weights.unsqueeze(1)
+    slope = (exact.softmax(-1) - probs[at].to(exact.dtype)) * weights.unsqueeze(1)
     return (slope.to(logits.dtype),)
 
 
@@ -138,12 +139,11 @@ class _SoftLoss(torch.autograd.Function):
             good = known[part] & (best.view_as(known[part]) >= 0)
             h = hidden[part].reshape(-1, size)
             logits = h @ head.t()
-            probs = aim.probs[at]
-            entropy, own = score(logits, probs, best.clamp(min=0))
+            entropy, own = score(logits, aim.probs, at, best.clamp(min=0))
             weights = weigh.weights(own.view_as(good).to(exact), good)
             total += (weights * entropy.view_as(good)).sum()
             mass += weights.sum()
-            (by_logits,) = slope(logits, probs, weights.view(-1))
+            (by_logits,) = slope(logits, aim.probs, at, weights.view(-1))
             grad[part] = (by_logits @ head).view(-1, steps, size)
             head_grad += by_logits.t() @ h
         mass = mass.clamp(min=torch.finfo(exact).tiny)

@@ -18,7 +18,7 @@ from paceline.train.curve import Curve, read
 from paceline.train.export import Story, write_story
 from paceline.train.generate import OWN_GROUP, Generator
 from paceline.train.jobs import JobList
-from paceline.train.packing import Geometry, Packer
+from paceline.train.packing import Geometry, Packer, usual_anchors
 from paceline.train.prepare import facts, prepare
 from paceline.train.settings import TrainSettings
 from paceline.train.shards import Shards, ShardWriter, check_about
@@ -138,7 +138,7 @@ def make_trainer(run: Run[S], method: Method[S]) -> Trainer:
     geometry = Geometry(
         rows=settings.batch_rows,
         row_tokens=settings.row_tokens,
-        anchors=settings.num_anchors,
+        anchors=settings.anchors or usual_anchors(shards, settings.row_tokens),
         targets=learner.num_targets,
     )
     packer = Packer(shards, geometry, settings.seed)

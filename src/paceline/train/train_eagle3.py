@@ -78,7 +78,7 @@ class Eagle3Method:
             vocabulary.coverage(counted(shards, config.vocab_size), ids)
             for counted in (vocabulary.trained_counts, vocabulary.held_out_counts)
         )
-        chains = f"up to {settings.anchors} random" if settings.anchors else "all"
+        chains = f"up to {settings.anchors} random" if settings.anchors else "nearly all"
         return Words(
             title=f"EAGLE-3 drafter for {settings.model}",
             about=f"""Drafts one token after the other, each from what it made of the one before (EAGLE-3, arXiv

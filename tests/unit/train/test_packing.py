@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 
 from paceline.core.errors import ConfigError
-from paceline.train.packing import Batch, Geometry, Packer, pack
+from paceline.train.packing import Batch, Geometry, Packer, pack, usual_anchors
 from paceline.train.shards import Doc, Shards
 from tests.unit.train.making import random_docs, write_docs
 
@@ -116,3 +116,16 @@ def test_nothing_to_train_on_is_said(tmp_path: Path) -> None:
     assert np.array_equal(empty.docs["start"], [])
     with pytest.raises(ConfigError, match="holds 0 sequences"):
         Packer(empty, GEOMETRY, seed=0)
+
+
+def test_the_usual_number_of_anchors_is_enough_for_nearly_all(shards: Shards) -> None:
+    """Most rows have room for all their anchors, and little of it is idle; never beyond a row."""
+    count = usual_anchors(shards, 256)
+    packer = Packer(shards, Geometry(rows=1, row_tokens=256, anchors=256, targets=1), seed=1)
+    found = [int(packer.batch(step).alive.sum()) for step in range(packer.steps_per_epoch)]
+    kept = sum(min(n, count) for n in found) / sum(found)
+    assert kept > 0.9
+    assert count % 16 == 0
+    assert count <= 1.1 * sum(found) / len(found) + 32
+    only = [Doc(token_ids=[5] * 60, num_prompt=1)]
+    assert usual_anchors(write_docs(shards.folder.parent / "only", only), 60) == 60
