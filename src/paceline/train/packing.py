@@ -85,7 +85,7 @@ def usual_anchors(shards: Shards, row_tokens: int) -> int:
     """
     docs = shards.docs[~shards.docs["held_out"]]
     length = np.minimum(docs["length"], row_tokens)
-    answered = np.maximum(length - docs["prompt"] - 1, 0).sum() / max(length.sum(), 1)
+    answered = int(np.maximum(length - docs["prompt"] - 1, 0).sum()) / max(int(length.sum()), 1)
     most = math.ceil(1.1 * answered * row_tokens / _ANCHOR_UNIT) * _ANCHOR_UNIT
     return min(max(most, 1), row_tokens)
 
