@@ -19,7 +19,8 @@ from paceline.engine import build
 from paceline.engine import engine as module
 from paceline.engine.engine import Engine
 from paceline.engine.launch import Launcher
-from paceline.engine.proposers import NetworkProposer, NetworkRuntime
+from paceline.engine.network_runtime import NetworkRuntime
+from paceline.engine.proposers import NetworkProposer
 from paceline.engine.runner import ModelRunner
 
 

@@ -19,6 +19,7 @@ BACKENDS: Registry[Callable[[], AttentionBackend]] = Registry(
     "attention backend",
     {
         "cpu": "paceline.attention.cpu:CpuAttention",
+        "tiled": "paceline.attention.tiled:TiledAttention",
         "triton": "paceline.attention.triton:TritonAttention",
         "sdpa": "paceline.attention.sdpa:SdpaAttention",
         "reference": "paceline.attention.reference:ReferenceAttention",

@@ -47,12 +47,9 @@ def _native(target: str, refuses: str = "native:refusal") -> Line:
     return Line(name="own", target=own + target, devices=("cpu",), refuses=own + refuses)
 
 
-_SIXTEENS = Line(
-    name="torch, sixteen rows a call", target="paceline.ops.cpu.dense:linear", devices=("cpu",)
-)
-_SIXTEENS_F32 = Line(
-    name="torch, sixteen rows a call", target="paceline.ops.cpu.dense:linear_f32", devices=("cpu",)
-)
+_BY_ROWS = "torch, rows in numbers that agree"
+_ROWS = Line(name=_BY_ROWS, target="paceline.ops.cpu.dense:linear", devices=("cpu",))
+_ROWS_F32 = Line(name=_BY_ROWS, target="paceline.ops.cpu.dense:linear_f32", devices=("cpu",))
 
 # `pack_dense` and `pack_groups` choose a matrix's layout, and with it the product; `linear` and
 # `linear_f32` are for matrices that were not packed.
@@ -62,8 +59,8 @@ OPS: dict[str, tuple[Line, ...]] = {
     "rope": (_native("fused:rope"), _reference("fused:rope")),
     "silu_mul": (_native("fused:silu_mul"), _reference("fused:silu_mul")),
     "kv_write": (_native("fused:kv_write"), _reference("fused:kv_write")),
-    "linear": (_SIXTEENS, _reference("linear:linear")),
-    "linear_f32": (_SIXTEENS_F32, _reference("linear:linear_f32")),
+    "linear": (_ROWS, _reference("linear:linear")),
+    "linear_f32": (_ROWS_F32, _reference("linear:linear_f32")),
     "pack_dense": (
         _native("dense:pack"),
         Line(name="plain tensor", target="paceline.ops.cpu.dense:plain"),

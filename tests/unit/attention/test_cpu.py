@@ -1,4 +1,7 @@
-"""The CPU kernel's promise: a query's bits depend on its own visible keys, in order, only."""
+"""The promise of the CPU's backends: a query's bits depend on its own visible keys, in order, only.
+
+Of the own kernel, and of the plain PyTorch that serves where there is none.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,26 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.attention.base import AttentionBackend
 from paceline.attention.cpu import CpuAttention
+from paceline.attention.tiled import TiledAttention
 from paceline.core.batch import AttnSite, ForwardBatch, ForwardMode
 from paceline.kv.layout import Heads
 from paceline.kv.pool import KVPool
 from paceline.ops.cpu.build import built
 from paceline.ops.cpu.native import DTYPES, native
 
-pytestmark = pytest.mark.skipif(native() is None, reason=f"no own kernels: {built().reason}")
+needs_native = pytest.mark.skipif(native() is None, reason=f"no own kernels: {built().reason}")
 PAGE = 16
+backend_class: type[AttentionBackend] = TiledAttention
+
+
+@pytest.fixture(
+    params=[pytest.param(CpuAttention, marks=needs_native), TiledAttention], autouse=True
+)
+def _backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose promise it is this time."""
+    monkeypatch.setitem(globals(), "backend_class", request.param)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +103,7 @@ def attend(rows: list[Row], site: AttnSite, layout: Heads, seed: int = 0) -> Ten
         mask=torch.tensor(mask) if masked else None,
         pages=pages,
     )
-    backend = CpuAttention()
+    backend = backend_class()
     backend.plan(batch)
     q = torch.cat([row.text.q[row.takes] for row in rows])
     out = backend.heads(site, q, pool, batch)
@@ -213,9 +227,10 @@ def test_keys_that_are_seen_do_matter() -> None:
 
 def test_refusals_say_why() -> None:
     """The next backend serves what this one does not."""
-    cpu, backend = torch.device("cpu"), CpuAttention()
+    cpu, backend = torch.device("cpu"), backend_class()
     assert backend.refuses(Heads(3, 64), cpu, torch.bfloat16, 16) is None
-    assert "multiples of 16" in str(backend.refuses(Heads(3, 40), cpu, torch.bfloat16, 16))
+    odd = backend.refuses(Heads(3, 40), cpu, torch.bfloat16, 16)
+    assert odd is None if backend_class is TiledAttention else "multiples of 16" in str(odd)
     assert "not float64" in str(backend.refuses(Heads(3, 64), cpu, torch.float64, 16))
     elsewhere = torch.device("cuda")
     assert "not on cuda" in str(backend.refuses(Heads(3, 64), elsewhere, torch.bfloat16, 16))
@@ -245,7 +260,7 @@ def test_queries_of_another_dtype_than_the_pool() -> None:
             mask=None,
             pages=torch.tensor([[0, 1]], dtype=torch.int32),
         )
-        backend = CpuAttention()
+        backend = backend_class()
         backend.plan(batch)
         found = backend.heads(site, narrow.q[20:22].to(dtype), pool, batch)
         assert found.dtype == dtype

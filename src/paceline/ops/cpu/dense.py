@@ -1,8 +1,7 @@
 """Products with dense matrices on a CPU: own kernels with prepacked weights, and torch's.
 
 Both are batch-invariant: a row's bits do not depend on how many rows there are. Own kernels are by
-construction. Torch's 16-bit products are bit-equal at 2 to 16 rows, not always at 1, so rows go in
-sixteens and a single one is doubled; its float32 products promise nothing.
+construction, torch's products because rows go in numbers that agree (`rows`); float64 promises nothing.
 
 Letters: T tokens, K/N input/output features.
 """
@@ -16,14 +15,13 @@ import torch
 from torch import get_num_threads
 from torch.nn import functional
 
+from paceline.ops.cpu import rows
 from paceline.ops.cpu.memory import place
 from paceline.ops.cpu.native import DTYPES, Native, native, needs_grad
 from paceline.ops.reference.fused import wide
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -136,18 +134,12 @@ def plain(weight: Tensor) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Torch's product of [T, K] and [N, K], the same bits for a row in any company (16-bit)."""
-    if x.dtype.itemsize > 2 or needs_grad(x, weight, bias):
+    """Torch's product of [T, K] and [N, K], the same bits for a row in any company (16 and 32 bits)."""
+    if x.dtype not in DTYPES or needs_grad(x, weight, bias) or torch.compiler.is_compiling():
         return functional.linear(x, weight, bias)
-    return torch.cat([_sixteen(part, weight, bias) for part in torch.split(x, _ROWS)])
+    return rows.linear(x, weight, bias)
 
 
 def linear_f32(x: Tensor, weight: Tensor) -> Tensor:
     """The same, widened to float32 (float64 for float64); a 16-bit product was rounded before."""
     return linear(x, weight).to(wide(x.dtype))
-
-
-def _sixteen(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if x.shape[0] == 1:
-        return functional.linear(x.expand(2, -1), weight, bias)[:1]
-    return functional.linear(x, weight, bias)

@@ -5,14 +5,14 @@ and sums integers exactly. Measured against the product in float64 with the dequ
 outputs are off by 0.6 % of their deviation (bfloat16 activations by 0.2 %). Torch's 4-bit product
 keeps the activations but rounds scales and mins to their dtype: 0.2 % in bfloat16.
 
-Rows are independent in both; for torch's product that is measured at 1 to 16 rows, so that more go
-in sixteens.
+Rows are independent in both; torch's product gets them in numbers that agree (`rows`).
 
 Letters: T tokens, K/N input/output features, G groups of 32 in a row.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ import torch
 from torch import get_num_threads
 from torch.nn import functional
 
+from paceline.ops.cpu import rows
 from paceline.ops.cpu.memory import place
 from paceline.ops.cpu.native import DTYPES, Native, native, needs_grad
 from paceline.ops.cpu.native import refusal as own_refusal
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 SIZE = 32  # of a group; other sizes are dequantised
 COLUMNS = 16  # of a block, as in groups.c
-_ROWS = 16
 
 
 def _padded(value: Tensor, multiple: int) -> Tensor:
@@ -206,16 +206,39 @@ class TorchInt4Weight:
 
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ self.T + bias: [T, K] -> [T, N] in x's dtype."""
-        parts = [
-            torch.ops.aten._weight_int4pack_mm_for_cpu(part, self.codes, SIZE, self.scales)
-            for part in torch.split(x.to(self.dtype).contiguous(), _ROWS)
-        ]
-        out = torch.cat(parts).to(x.dtype)
+        n, k = self.shape
+        counts = _agreeing(k, n, self.dtype, get_num_threads())
+        out = rows.by_rows(x.to(self.dtype), counts, self._multiply).to(x.dtype)
         return out if bias is None else out + bias
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.codes, SIZE, self.scales)
+        return found
 
     def matmul_f32(self, x: Tensor) -> Tensor:
         """x @ self.T: [T, K] -> [T, N], rounded to x's dtype, then widened."""
         return self.matmul(x).to(wide(x.dtype))
+
+
+@functools.cache
+def _agreeing(k: int, n: int, dtype: torch.dtype, threads: int) -> tuple[int, ...]:
+    """As `rows.agreeing`, for torch's 4-bit product; `threads` is part of the key only."""
+    del threads
+    from paceline.ops.packed import Groups
+
+    gen = torch.Generator().manual_seed(k)
+    x, order = torch.randn(k // 2, generator=gen).to(dtype), torch.randperm(k // 2, generator=gen)
+    codes = torch.randint(1, 16, (n, k // 2), generator=gen, dtype=torch.uint8)
+    scales = torch.ones(n, k // SIZE)
+    groups = Groups(  # code and 16 - code stand for the same value with both signs
+        codes=torch.cat([codes, 16 - codes[:, order]], dim=1),
+        scales=scales,
+        mins=-8 * scales,
+        size=SIZE,
+        bits=4,
+    )
+    weight = TorchInt4Weight.pack(groups, dtype)
+    return rows.counts_that_agree(weight._multiply, torch.cat([x, x[order]]))  # noqa: SLF001
 
 
 def refusal(dtype: torch.dtype) -> str | None:
