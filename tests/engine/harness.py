@@ -14,10 +14,13 @@ from tests.engine.inspected import build_inspected
 STOP_ID = 2  # the tiny checkpoints' end-of-text id
 
 
-def engine(folder: Path, **options: object) -> Engine:
+def engine(
+    folder: Path, build: Callable[[EngineConfig], Engine] = build_inspected, **options: object
+) -> Engine:
     """An engine in float64 on the CPU; `options` go to whichever config part has the field.
 
-    Every tree and every pass of it is checked (`inspected.py`).
+    Every tree and every pass of it is checked (`inspected.py`), which waits for the device; `build`
+    may be `Engine.build` where nothing may wait.
     """
     cache = {"page_size": 4, "max_rows": 4, "max_len": 160}
     draft: dict[str, object] = {"adaptive": False, "num_speculative_tokens": 8}
@@ -29,7 +32,7 @@ def engine(folder: Path, **options: object) -> Engine:
                 break
         else:
             raise TypeError(key)
-    return build_inspected(
+    return build(
         EngineConfig(
             model=str(folder), cache=CacheConfig(**cache), draft=DraftConfig(**draft), **top
         )

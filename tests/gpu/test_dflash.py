@@ -14,6 +14,7 @@ import torch
 from paceline.core.request import SamplingParams
 from paceline.draft.candidates import Candidates
 from paceline.draft.ddtree import best_first, best_first_host
+from paceline.engine.engine import Engine
 from tests import tiny, tiny_drafters
 from tests.engine.harness import engine, request, run
 from tests.unit.draft.test_ddtree import random_case, rows_of
@@ -51,7 +52,7 @@ def test_lossless_and_without_sync(tmp_path: Path, method: str, temperature: flo
     plain = run(engine(base, method="none"), jobs)
     texts = [p + plain[str(i)].tokens for i, p in enumerate(PROMPTS)]
     folder = tiny_drafters.overfit_dflash(tmp_path / "drafter", base, texts, steps=60)
-    eng = engine(base, method=method, model=str(folder), device="cuda")
+    eng = engine(base, Engine.build, method=method, model=str(folder), device="cuda")
     drafter = eng._proposer._drafter
     drafter.propose, drafter.observe = without_sync(drafter.propose), without_sync(drafter.observe)
     done = run(eng, jobs)
