@@ -19,11 +19,11 @@ DEV := $(VENV)/.installed-dev
 PEERS := $(VENV)/.installed-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fix check bench-cpu wheel clean
+.PHONY: help demo test lint fix check bench-cpu bench-accept wheel clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(RUN) ## Answer a prompt with the default model, with and without a drafter
 	$(BIN)/paceline demo $(ARGS)
@@ -50,6 +50,10 @@ check: lint test ## All of lint and test
 
 bench-cpu: $(PEERS) ## Measure this machine: benchmarks/results/cpu-core.json (up to 40 minutes)
 	$(BIN)/python benchmarks/cpu_core.py --out benchmarks/results/cpu-core.json $(ARGS)
+
+# Accept lengths of the full sets come from a GPU: benchmarks/accept.py says how.
+bench-accept: $(DEV) ## Measure the trained drafters here: benchmarks/results/accept-smollm2.json
+	$(BIN)/python benchmarks/accept.py speed --out benchmarks/results/accept-smollm2.json $(ARGS)
 
 # Source archive, from it the wheel, from that a fresh environment that never saw src.
 wheel: $(DEV) ## Build the wheel and try it in a fresh environment

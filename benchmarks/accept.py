@@ -2,12 +2,12 @@
 
 Two parts write rows into one record, each row with where it was measured:
 
-accept  accept length by drafter, nodes, data set, group and temperature, many prompts at once. On a
-        GPU the full sets take minutes:
+accept  accept length by drafter, nodes, data set, group and temperature, with everything that is
+        proposed verified, many prompts at once. On a GPU the full sets take minutes:
             python benchmarks/accept.py accept --device cuda --rows 128 \
                 --spec-bench question.jsonl --human-eval HumanEval.jsonl.gz --gsm8k test.jsonl
-speed   the same with one sequence at a time and its own autoregressive baseline beside it, so that
-        a speed ratio stands beside the accept length; ten prompts of each group by default.
+speed   as served: one sequence at a time, the policy chooses how many nodes are verified, and the
+        autoregressive baseline runs beside it, prompt by prompt; ten prompts of each group.
 
 Without paths the prompts of this folder are used (60 of Spec-Bench, 40 of HumanEval). Rows measured
 again replace the old ones; the others stay.
@@ -39,7 +39,12 @@ from paceline.models import LoadedModel
 
 HERE = Path(__file__).parent
 SETS = {"spec_bench": "spec_bench.jsonl", "human_eval": "human_eval.jsonl", "gsm8k": None}
-KEYS = ("drafter", "nodes", "dataset", "group", "temperature", "device", "weights")
+KEYS = ("drafter", "nodes", "dataset", "group", "temperature", "device", "weights", "adaptive")
+DRAFTERS = (
+    '{"method": "dflash", "num_speculative_tokens": 7}',
+    '{"method": "ddtree", "num_speculative_tokens": 16}',
+    '{"method": "ddtree", "num_speculative_tokens": 32}',
+)
 Row = dict[str, object]
 
 
@@ -63,7 +68,7 @@ def ways(texts: Sequence[str]) -> list[Way]:
 
 
 def engine_of(args: argparse.Namespace, way: Way, loaded: LoadedModel | None) -> Engine:
-    """An engine with this drafter, which always drafts: acceptance is to be seen, not the policy."""
+    """An engine with this drafter."""
     values: dict[str, object] = {
         "model": args.model,
         "device": args.device,
@@ -71,7 +76,7 @@ def engine_of(args: argparse.Namespace, way: Way, loaded: LoadedModel | None) ->
         "seed": 0,
         "max_rows": args.rows,
         "max_len": args.max_len,
-        "adaptive": args.adaptive,
+        "adaptive": args.part == "speed",
         "speculative_config": json.dumps(way.config),
     }
     if args.dtype:
@@ -168,7 +173,7 @@ def row(
         "dtype": engine.config.dtype,
         "weights": engine.config.weights,
         "max_tokens": args.max_tokens,
-        "adaptive": args.adaptive,
+        "adaptive": engine.config.draft.adaptive,
     }
 
 
@@ -220,7 +225,9 @@ def main() -> None:
     )
     parser.add_argument("part", choices=("accept", "speed"))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "accept-smollm2.json")
-    parser.add_argument("--drafters", nargs="+", required=True, help="JSON objects, vLLM's keys")
+    parser.add_argument(
+        "--drafters", nargs="+", default=DRAFTERS, help="JSON objects with vLLM's keys"
+    )
     parser.add_argument("--model", default="default")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", help="default: the device's")
@@ -229,13 +236,14 @@ def main() -> None:
     parser.add_argument("--max-len", type=int, default=2048)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
-    parser.add_argument("--limit", type=int, help="prompts of each group")
+    parser.add_argument("--limit", type=int, help="prompts of each group; speed: 10, accept: all")
     parser.add_argument("--sets", nargs="+", choices=tuple(SETS), default=list(SETS))
-    parser.add_argument("--adaptive", action="store_true", help="let the policy choose the nodes")
     for name in SETS:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, dest=name, type=Path, help="the full set")
     args = parser.parse_args()
+    if args.part == "speed" and args.limit is None:
+        args.limit = 10
     tokens = Tokenizer.from_files(models.resolve(args.model).path)
     entropies: Row = {}
     if args.part == "accept":
