@@ -64,7 +64,7 @@ def record(story: Story) -> dict[str, object]:
         "python": platform.python_version(),
         "device": story.device,
         "command": _without_folders(story.command),
-        "settings": as_json(story.settings),
+        "settings": _nameless(as_json(story.settings)),
         **story.words.facts,
         "parameters": story.words.num_parameters,
         "steps": story.journey.step,
@@ -93,6 +93,9 @@ def card(story: Story) -> str:
         for line in story.curve
         if line.get("kind") == "held_out"
     )
+    begun = ""
+    if settings.init is not None:
+        begun = f" begun from the weights in `{settings.init.name}`;"
     return f"""# {words.title}
 
 {words.about}
@@ -121,7 +124,7 @@ others these prompts; {settings.held_out:.1%} of all prompts, by hash, were held
 ## Recipe
 
 {journey.step} steps of {settings.batch_rows} rows of {settings.row_tokens} tokens, {journey.num_anchors:,}
-{words.recipe}; AdamW, learning rate {settings.lr:g},
+{words.recipe};{begun} AdamW, learning rate {settings.lr:g},
 {settings.warmup} steps of warm-up, cosine to zero, gradient norm at most {settings.clip:g}; seed {settings.seed}.
 {journey.seconds / 3600:.2f} hours of training on {story.device}.
 
@@ -141,6 +144,19 @@ def weighing(settings: TrainSettings) -> str:
     return f"{kind} (gamma {settings.gamma:g})"
 
 
+def bare(path: str) -> str:
+    """The last part of an absolute path: where things lay concerns nobody. Other names are whole."""
+    return path.rstrip("/").rsplit("/", 1)[-1] if path.startswith("/") else path
+
+
 def _without_folders(command: str) -> str:
-    """A command with the last part of absolute paths only: where they lay concerns nobody."""
-    return " ".join(w.rsplit("/", 1)[-1] if w.startswith("/") else w for w in command.split(" "))
+    return " ".join(bare(word) for word in command.split(" "))
+
+
+def _nameless(value: object) -> object:
+    """JSON's types with `bare` paths."""
+    if isinstance(value, dict):
+        return {key: _nameless(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_nameless(item) for item in value]
+    return bare(value) if isinstance(value, str) else value

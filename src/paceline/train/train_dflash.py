@@ -14,7 +14,7 @@ from paceline.draft.dflash_config import read_config
 from paceline.draft.dflash_net import DFlashNet
 from paceline.train.dflash import DFlashTask, choose_mask_token, initialise, new_config
 from paceline.train.dflash_settings import DFlashSettings
-from paceline.train.export import SHARD_BYTES, weighing
+from paceline.train.export import SHARD_BYTES, bare, weighing
 from paceline.train.losses import row_weights
 from paceline.train.methods import Learner, Words
 from paceline.train.target import target_info
@@ -57,7 +57,7 @@ class DFlashMethod:
         config, settings = net.config, run.settings
         count = sum(p.numel() for p in net.parameters())
         return Words(
-            title=f"DFlash drafter for {settings.model}",
+            title=f"DFlash drafter for {bare(settings.model)}",
             about=f"""Drafts {config.block_size - 1} tokens in one pass (DFlash, arXiv 2602.06036); z-lab's
 layout, bfloat16, {count / 1e6:.1f} M parameters: {config.num_layers} layers of width {config.hidden_size} (MLP
 {config.intermediate_size}), block {config.block_size}, taps {", ".join(map(str, config.target_layer_ids))} of

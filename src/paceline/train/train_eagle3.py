@@ -15,7 +15,7 @@ from paceline.draft.eagle3_net import Eagle3Net
 from paceline.train import mending, vocabulary
 from paceline.train.eagle3 import Eagle3Task, initialise, new_config
 from paceline.train.eagle3_settings import Eagle3Settings
-from paceline.train.export import SHARD_BYTES, weighing
+from paceline.train.export import SHARD_BYTES, bare, weighing
 from paceline.train.losses import row_weights
 from paceline.train.methods import Learner, Words
 from paceline.train.packing import Geometry, Packer
@@ -80,7 +80,7 @@ class Eagle3Method:
         )
         chains = f"up to {settings.anchors} random" if settings.anchors else "nearly all"
         return Words(
-            title=f"EAGLE-3 drafter for {settings.model}",
+            title=f"EAGLE-3 drafter for {bare(settings.model)}",
             about=f"""Drafts one token after the other, each from what it made of the one before (EAGLE-3, arXiv
 2503.01840); SpecForge's layout, bfloat16, {count / 1e6:.1f} M parameters: one layer of width {config.hidden_size}
 (MLP {config.intermediate_size}), taps the outputs of layers {", ".join(map(str, config.aux_layers))} of

@@ -96,8 +96,15 @@ def test_a_run_on_another_runs_answers(
     card = (export / "card.md").read_text()
     for text in ("# EAGLE-3 drafter", "layers 0, 1, 2", "head has 60 of the", "chains of 3 steps"):
         assert text in card
-    assert str(tmp_path) not in card
+    for text in (card, (export / "record.json").read_text()):
+        assert str(answers.parent.parent) not in text, "where things lay concerns nobody"
     assert main(["eagle3", str(run), "--steps", "7", "--stages", "train"]) == 0, "it goes on"
+    tuned = tmp_path / "tuned"
+    more = ("--init", str(export), "--remap", "--draft-vocab", "50", "--steps", "2")
+    assert main(words(tuned, answers, *more)) == 0
+    card = (tuned / "export" / "card.md").read_text()
+    assert "begun from the weights in `export`" in card
+    assert "head has 50 of the" in card
 
 
 def test_the_command_line_with_bars_is_the_same(
