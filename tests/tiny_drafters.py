@@ -271,3 +271,13 @@ TRUTHS: Mapping[str, Callable[..., list[tuple[Tensor, Tensor]]]] = {
 VARIANTS: Sequence[tuple[str, Mapping[str, Any]]] = (
     ("eagle3", {"eagle_topk": 3, "eagle_num_steps": 4}),
 )
+# What drafters that are made of others are tried with: without and with a network among them.
+HOST_PARTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "merged": ({"parts": ("ngram", "suffix")},),
+}
+NETWORK_PARTS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "merged": (
+        {"parts": ("suffix", "ddtree")},
+        {"parts": ("suffix", "eagle3"), "eagle_topk": 3, "eagle_num_steps": 4},
+    ),
+}

@@ -12,16 +12,23 @@ from pathlib import Path
 import pytest
 
 from paceline.core.request import SamplingParams
-from paceline.draft import DRAFTERS
-from tests import tiny
+from paceline.draft import COMPOSITES, DRAFTERS
+from tests import tiny, tiny_drafters
 from tests.engine.harness import Outcome, engine, request, run
 
 SPECULATING = [name for name in DRAFTERS if name != "none"]
 # One matching token is enough to draft, so that every case below drafts something.
-VARIANTS = [(name, {"prompt_lookup_min": 1}) for name in SPECULATING] + [
-    ("suffix", {"suffix_shape": "path"})
+MERGED = [(name, parts) for name in COMPOSITES for parts in tiny_drafters.HOST_PARTS[name]]
+VARIANTS = [
+    *((name, {"prompt_lookup_min": 1}) for name in SPECULATING),
+    ("suffix", {"suffix_shape": "path"}),
+    *((name, {"prompt_lookup_min": 1, **parts}) for name, parts in MERGED),
 ]
-VARIANT_IDS = [*SPECULATING, "suffix-path"]
+VARIANT_IDS = [
+    *SPECULATING,
+    "suffix-path",
+    *("-".join([name, *parts["parts"]]) for name, parts in MERGED),
+]
 
 PROMPTS = {
     "loop": [11, 12, 13, 14, 15] * 5 + [11, 12],

@@ -14,14 +14,19 @@ import pytest
 import torch
 
 from paceline.core.request import SamplingParams
-from paceline.draft import NETWORKS
+from paceline.draft import COMPOSITES, NETWORKS
+from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
 from paceline.kv.pool import KVPool
 from tests import tiny, tiny_drafters
 from tests.conformance.test_drafters import OPTIONS, PROMPTS, TEMPERATURES, autoregressive, params
 from tests.engine.harness import Outcome, engine, request, run
 
-CASES = [(name, {}) for name in NETWORKS.names()] + [*tiny_drafters.VARIANTS]
+CASES = [
+    *((name, {}) for name in NETWORKS.names()),
+    *tiny_drafters.VARIANTS,
+    *((name, parts) for name in COMPOSITES for parts in tiny_drafters.NETWORK_PARTS[name]),
+]
 IDS = ["-".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, options in CASES]
 
 
@@ -56,7 +61,8 @@ def speculating(
 ) -> Callable[..., Engine]:
     """Builds engines with one network after the other."""
     name, own = request.param
-    folder = str(drafters(name))
+    (network,) = [part for part in own.get("parts", [name]) if part in NETWORKS]
+    folder = str(drafters(network))
     return lambda **options: engine(llama, method=name, model=folder, **{**own, **options})
 
 
@@ -67,23 +73,30 @@ def check(folder: Path, done: dict[str, Outcome], option: str, temperature: floa
         assert tuple(outcome.tokens) == expected, f"{name} differs from autoregressive"
 
 
+def network_of(eng: Engine) -> Drafter:
+    """The network in an engine, alone or as a part of what proposes."""
+    parts = getattr(eng._proposer, "_parts", [eng._proposer])
+    (drafter,) = [part._drafter for part in parts if part.observes]
+    return drafter
+
+
 def pool_of(eng: Engine) -> KVPool:
     """The drafter's own pool: networks keep their runtime, or what they are built on does."""
-    drafter = eng._proposer._drafter
+    drafter = network_of(eng)
     return getattr(drafter, "_block", drafter)._runtime._pool
 
 
 class Watch:
     """After every step: each cached token of each running row has the entry of a fresh prefill."""
 
-    def __init__(self, eng: Engine, name: str) -> None:
+    def __init__(self, eng: Engine) -> None:
         self._eng = eng
-        self._truth = tiny_drafters.TRUTHS[name]
+        self._truth = tiny_drafters.TRUTHS[network_of(eng).spec.name]
         self.checked = 0
 
     def __call__(self, _: int) -> None:
         eng = self._eng
-        drafter, net = eng._proposer._drafter, eng._launcher._target.net
+        drafter, net = network_of(eng), eng._launcher._target.net
         pool = pool_of(eng)
         for sequence in eng._scheduler.running:
             count = sequence.num_cached
@@ -140,7 +153,7 @@ def test_true_cache(
     what a fresh prefill of the row's tokens would write.
     """
     eng = speculating(num_pages=24, max_len=80, chunk_size=7, adaptive=adaptive)
-    watch = Watch(eng, eng.spec.name)
+    watch = Watch(eng)
     for repeat in range(2):
         todo = [request(f"{p}/{repeat}", PROMPTS[p], params("plain", temperature)) for p in PROMPTS]
         check(llama, run(eng, todo, on_step=watch), "plain", temperature)
@@ -231,7 +244,7 @@ def test_end_of_positions(llama: Path, speculating: Callable[..., Engine]) -> No
     options = {"max_len": 256, "num_pages": 90}
     plain = run(engine(llama, method="none", **options), [request("a", prompt, long)])["a"]
     eng = speculating(**options)
-    watch = Watch(eng, eng.spec.name)
+    watch = Watch(eng)
     spec = run(eng, [request("a", prompt, long)], on_step=watch)["a"]
     assert spec.tokens == plain.tokens
     assert len(spec.tokens) == 256 - len(prompt)

@@ -31,6 +31,7 @@ _RENAMED = {
     ("draft", "method"): "spec",
     ("draft", "model"): "spec_model",
     ("draft", "num_speculative_tokens"): "spec_nodes",
+    ("draft", "parts"): "spec_parts",
 }
 # Other names for the same option: the field's own, and what vLLM calls it.
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -114,6 +115,8 @@ def engine_config(values: Mapping[str, object], base: EngineConfig | None = None
             new = dict(split_spec(value))
         elif not _accepts(value, option.annotation):
             problems.append(f"{given} must be {_spell(option.annotation)}, got {value!r}")
+        elif isinstance(value, list):
+            new[option.field] = tuple(value)
         for name, item in new.items():
             if name in changes[option.part]:
                 problems.append(f"{given} is given twice, under two names; keep one")
@@ -186,7 +189,7 @@ def _speculative(given: object) -> tuple[dict[str, Any], list[str]]:
         elif name in changes:
             problems.append(f"{key} is given twice, under two names; keep one")
         else:
-            changes[name] = value
+            changes[name] = tuple(value) if isinstance(value, list) else value
     # As in vLLM, one of the two n-gram bounds alone sets both.
     for one, other in (("min", "max"), ("max", "min")):
         if f"prompt_lookup_{one}" in changes and f"prompt_lookup_{other}" not in changes:
@@ -211,6 +214,9 @@ def _accepts(value: object, annotation: object) -> bool:
         return any(type(value) is type(a) and value == a for a in get_args(annotation))
     if origin in (Union, types.UnionType):
         return any(_accepts(value, a) for a in get_args(annotation))
+    if origin is tuple:
+        item = get_args(annotation)[0]
+        return isinstance(value, list | tuple) and all(_accepts(v, item) for v in value)
     if annotation is bool or annotation is types.NoneType or annotation is str:
         return isinstance(value, annotation)
     if isinstance(value, bool):
@@ -227,6 +233,8 @@ def _spell(annotation: object) -> str:
         return "one of " + ", ".join(str(a) for a in get_args(annotation))
     if origin in (Union, types.UnionType):
         return " or ".join(_spell(a) for a in get_args(annotation))
+    if origin is tuple:
+        return f"a list, each {_spell(get_args(annotation)[0])}"
     words = {
         bool: "true or false",
         int: "a whole number",

@@ -24,7 +24,7 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.request import SamplingParams
 from paceline.core.sampling_rules import MAX_SAMPLES, MAX_TOP_LOGPROBS
-from paceline.draft import DRAFTERS, NETWORKS
+from paceline.draft import COMPOSITES, DRAFTERS, NETWORKS
 
 _SPECULATION = Group("Speculation", sort_key=30)
 _SAMPLING = Group("Sampling", sort_key=20)
@@ -33,7 +33,8 @@ _ENGINE = Group("Engine", sort_key=40)
 
 _SPEC_HELP = (
     f"drafter: {', '.join(DRAFTERS)} (none: plain autoregressive decoding; suffix also as suffix:tree, "
-    f"suffix:path), or a network in the folder --spec-model: {', '.join(NETWORKS)}. For example "
+    f"suffix:path), a network in the folder --spec-model: {', '.join(NETWORKS)}, or one tree of several "
+    f"drafters (--spec-parts): {', '.join(COMPOSITES)}. For example "
     f"'--spec suffix --spec-nodes 8', '--spec {next(iter(NETWORKS))} --spec-model FOLDER'"
 )
 _CONFIG_HELP = (

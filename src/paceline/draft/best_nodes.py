@@ -1,4 +1,4 @@
-"""The best of many scored prefixes, as a tree: what tree drafters have in common.
+"""The best of many scored prefixes, as a tree or as lists: what tree drafters have in common.
 
 A drafter that grows a tree level by level looks at more prefixes than it proposes. The proposal is the
 best of them; since no prefix scores above the one that it extends, and ties go to the one that was looked
@@ -12,12 +12,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.core.tree import NEG_INF, DraftTree, num_words
+from paceline.core.tree import NEG_INF, DraftTree, Proposal, num_words
 
 _WORD = 64
 
 
-def best_nodes(tokens: Tensor, scores: Tensor, paths: Tensor, count: int, source: int) -> DraftTree:
+def best_of(proposal: Proposal, count: int) -> Proposal:
+    """The `count` best nodes by score, lowest index first among equals; closed under parents."""
+    total = len(proposal.tokens)
+    if total <= count:
+        return proposal
+    order = sorted(range(total), key=lambda i: (-proposal.scores[i], i))
+    kept = sorted(order[:count])
+    index = {old: new for new, old in enumerate(kept)}
+    index[-1] = -1
+    return Proposal(
+        tokens=[proposal.tokens[i] for i in kept],
+        parents=[index[proposal.parents[i]] for i in kept],
+        scores=[proposal.scores[i] for i in kept],
+        sources=[proposal.sources[i] for i in kept] if proposal.sources else (),
+    )
+
+
+def best_nodes(
+    tokens: Tensor, scores: Tensor, paths: Tensor, count: int, source: int | Tensor
+) -> DraftTree:
     """The root and the `count` best prefixes of every row.
 
     Args:
@@ -26,7 +45,7 @@ def best_nodes(tokens: Tensor, scores: Tensor, paths: Tensor, count: int, source
         paths: [B, M, n] places, among the M, of each prefix of it, itself last, the root included;
             filled up with M at the front.
         count: nodes besides the root.
-        source: which drafter proposes them.
+        source: which drafter proposes them, or [B, M] int8 which drafter proposes each.
 
     Returns:
         N = 1 + count nodes, or M if those are fewer. A prefix that cannot survive (-inf) is padding.
@@ -41,13 +60,14 @@ def best_nodes(tokens: Tensor, scores: Tensor, paths: Tensor, count: int, source
     paths = paths.gather(1, order.unsqueeze(2).expand(-1, -1, longest))
     paths = place.gather(1, paths.flatten(1)).view_as(paths)
     paths.masked_fill_(~real.unsqueeze(2), -1)
+    sources = source if isinstance(source, int) else source.gather(1, order)
     return DraftTree(
         token_ids=tokens.gather(1, order).masked_fill_(~real, -1),
         parents=paths[:, :, -2],
         depths=((paths >= 0).sum(2) - 1).clamp_(min=0),
         mask=_bits(paths),
         scores=scores.to(torch.float32),
-        sources=(real & (nodes > 0)).to(torch.int8) * source,
+        sources=(real & (nodes > 0)).to(torch.int8) * sources,
         num_nodes=real.sum(1),
     )
 

@@ -10,7 +10,7 @@ import torch
 
 from paceline import models
 from paceline.attention import choose
-from paceline.core.config import CacheConfig, EngineConfig, ModelConfig
+from paceline.core.config import CacheConfig, DraftConfig, EngineConfig, ModelConfig
 from paceline.core.device import (
     TORCH_DTYPES,
     choose_device,
@@ -19,11 +19,19 @@ from paceline.core.device import (
     usable_cores,
 )
 from paceline.core.errors import ConfigError
-from paceline.draft import DRAFTERS, build, build_network, check_name
+from paceline.draft import (
+    COMPOSITES,
+    DRAFTERS,
+    build,
+    build_composite,
+    build_network,
+    check_name,
+)
 from paceline.draft.base import TargetInfo
 from paceline.engine.control import Control
 from paceline.engine.memory import pages_for, size_pool
-from paceline.engine.proposers import HostProposer, NetworkProposer, NetworkRuntime
+from paceline.engine.network_runtime import NetworkRuntime
+from paceline.engine.proposers import HostProposer, MergedProposer, NetworkProposer
 from paceline.engine.rows import RowTable
 from paceline.engine.runner import ModelRunner
 from paceline.engine.scheduler import Scheduler
@@ -146,6 +154,27 @@ def resolve_invariance(asked: bool | None, backend: AttentionBackend) -> tuple[b
     return True, "batch-invariant: yes, outputs equal plain decoding bit by bit"
 
 
+def build_proposer(config: DraftConfig, target: TargetInfo) -> tuple[Proposer, Drafter | None]:
+    """Who proposes, as the engine asks; and the network in it that is to be attached, if any.
+
+    Raises:
+        ConfigError: no drafter has that name, its settings are out of range, or it does not belong to
+            the target.
+        ModelError: files that are missing, damaged or unsupported.
+    """
+    if config.method in COMPOSITES:
+        merged = build_composite(config)
+        made = [build_proposer(part, target) for part in merged.parts]
+        networks = [network for _, network in made if network is not None]
+        return MergedProposer(merged, [proposer for proposer, _ in made]), next(
+            iter(networks), None
+        )
+    if config.method in DRAFTERS:
+        return HostProposer(build(config)), None
+    network = build_network(config, target)
+    return NetworkProposer(network), network
+
+
 def build_parts(resolved: EngineConfig, loaded: LoadedModel, used: int) -> Parts:
     """Connect everything. See `Engine.build` for what it raises.
 
@@ -157,16 +186,10 @@ def build_parts(resolved: EngineConfig, loaded: LoadedModel, used: int) -> Parts
     device = torch.device(resolved.device)
     dtype = TORCH_DTYPES[resolved.dtype]
     model = loaded.config
-    network: Drafter | None = None
-    proposer: Proposer
-    if resolved.draft.method in DRAFTERS:
-        proposer = HostProposer(build(resolved.draft))
-    else:
-        target = TargetInfo(
-            config=model, device=device, dtype=dtype, embed=loaded.net.embed, head=loaded.net.head
-        )
-        network = build_network(resolved.draft, target)
-        proposer = NetworkProposer(network)
+    target = TargetInfo(
+        config=model, device=device, dtype=dtype, embed=loaded.net.embed, head=loaded.net.head
+    )
+    proposer, network = build_proposer(resolved.draft, target)
     spec = proposer.spec
     layouts = [(Heads(model.num_kv_heads, model.head_dim), model.num_layers)]
     if spec.kv is not None:

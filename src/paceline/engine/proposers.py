@@ -4,29 +4,30 @@ A *host* proposer gets token lists after each step and returns lists. A *network
 inside the step, from the target's tapped features, and returns trees that live on the device. On a
 CPU reading such a tree costs nothing, so its nodes are pruned by the same policy; on a GPU nobody
 reads it, and the nodes are selected on the device.
+
+A *merged* proposer asks several others and folds what they say into one tree (`draft/merged.py`). Where
+a network's tree stays on the device, the host's lists go there, before the network is asked, in tensors
+of a fixed shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.attention.base import PagedAttend
-from paceline.core.batch import ForwardBatch, ForwardMode, ForwardOutput
 from paceline.core.tree import EMPTY, DraftTree, Proposal, proposals_of
 from paceline.draft.base import Commit, HostCommit
-from paceline.sample.noise import gumbel, hash_tokens, noise_words_of
+from paceline.draft.best_nodes import best_of
+from paceline.draft.merged import padded_tree
 
 if TYPE_CHECKING:
-    from paceline.attention.base import AttentionBackend
-    from paceline.draft.base import Drafter, DrafterSpec, DraftNet, HostDrafter
-    from paceline.engine.rows import RowTable
+    from paceline.draft.base import Drafter, DrafterSpec, HostDrafter
+    from paceline.draft.merged import Merged
     from paceline.engine.sequence import Sequence
-    from paceline.kv.pool import KVPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +122,7 @@ class NetworkProposer:
             return Proposed(proposals=(EMPTY,) * len(rows), tree=tree)
         lists = proposals_of(tree)
         return Proposed(
-            proposals=[best_nodes(p, budget) for p, budget in zip(lists, budgets, strict=True)]
+            proposals=[best_of(p, budget) for p, budget in zip(lists, budgets, strict=True)]
         )
 
     def observe(self, commit: Commit) -> None:
@@ -132,134 +133,70 @@ class NetworkProposer:
         """Nothing: the network has observed already."""
 
 
-class NetworkRuntime:
-    """`DraftRuntime`: the draft pool at the target's slot numbers, and the rows' state."""
+class MergedProposer:
+    """Several proposers as one: each drafts and learns as it does alone, and their trees are folded.
 
-    def __init__(self, rows: RowTable, pool: KVPool | None, backend: AttentionBackend) -> None:
-        self._rows = rows
-        self._pool = pool
-        self._backend = backend
+    Args:
+        merged: how they are folded.
+        parts: who proposes, in the order in which ties are decided; one network at most.
+    """
+
+    def __init__(self, merged: Merged, parts: Seq[Proposer]) -> None:
+        self._merged = merged
+        self._parts = sorted(parts, key=lambda part: not part.spec.on_host)  # the host's go first
+        self.spec = merged.join([part.spec for part in self._parts])
+        self._observing = [part for part in self._parts if part.observes]
 
     @property
-    def num_rows(self) -> int:
-        """See `DraftRuntime`."""
-        return self._rows.lens.shape[0] - 1
+    def observes(self) -> bool:
+        """Whether a part wants to see what a pass made final."""
+        return bool(self._observing)
 
-    def lens(self, rows: Tensor) -> Tensor:
-        """See `DraftRuntime`."""
-        return self._rows.lens[rows]
+    def join(self, sequence: Sequence) -> None:
+        """Let every part know."""
+        for part in self._parts:
+            part.join(sequence)
 
-    def next_token(self, rows: Tensor) -> Tensor:
-        """See `DraftRuntime`."""
-        return self._rows.next_token[rows]
+    def leave(self, sequence: Sequence, *, finished: bool) -> None:
+        """Let every part know."""
+        for part in self._parts:
+            part.leave(sequence, finished=finished)
 
-    def temperature(self, rows: Tensor) -> Tensor:
-        """See `DraftRuntime`."""
-        return self._rows.options.temperature[rows]
+    def propose(self, rows: Seq[int], row_ids: Tensor, budgets: Seq[int]) -> Proposed:
+        """One tree per row of what all parts propose; on a GPU with a network, on the device."""
+        if row_ids.is_cpu or self.spec.on_host:
+            said = [part.propose(rows, row_ids, budgets).proposals for part in self._parts]
+            together = zip(zip(*said, strict=True), budgets, strict=True)
+            return Proposed(
+                proposals=[self._merged.fold(each, budget) for each, budget in together]
+            )
+        trees = []
+        for part in self._parts:
+            proposed = part.propose(rows, row_ids, budgets)
+            tree = proposed.tree
+            if tree is None:
+                tree = _upload(padded_tree(proposed.proposals, part.spec.max_nodes), row_ids.device)
+            trees.append(tree)
+        roots = trees[-1].token_ids[:, 0]  # the network's: it has read them where they are
+        tree = self._merged.fold_trees(roots, trees, self.spec.max_depth)
+        return Proposed(proposals=(EMPTY,) * len(rows), tree=tree)
 
-    def noise(self, rows: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
-        """See `DraftRuntime`."""
-        options = self._rows.options
-        words = noise_words_of(options.key[rows], positions)
-        noise = gumbel(hash_tokens(token_ids.to(torch.int32), words), torch.float32)
-        return noise.masked_fill((options.temperature[rows] == 0).unsqueeze(1), 0.0)
+    def observe(self, commit: Commit) -> None:
+        """Pass on what became final to the parts that watch."""
+        for part in self._observing:
+            part.observe(commit)
 
-    def block(self, rows: Tensor, token_ids: Tensor, mask: Tensor) -> ForwardBatch:
-        """See `DraftRuntime`."""
-        width, device = token_ids.shape[1], token_ids.device
-        places = self._rows.lens[rows].unsqueeze(1) + torch.arange(width, device=device)
-        mask = mask.repeat(token_ids.shape[0], 1)
-        return self._pass(rows, token_ids, mask=mask, places=places, positions=places, tail=width)
-
-    def newest(self, rows: Tensor, token_ids: Tensor, features: Tensor) -> ForwardBatch:
-        """See `DraftRuntime`."""
-        places = (self._rows.lens[rows] - 1).clamp(min=0).unsqueeze(1)  # a padding row has none
-        mask = torch.ones_like(places)
-        batch = self._pass(
-            rows, token_ids.unsqueeze(1), mask=mask, places=places, positions=places, tail=1
-        )
-        # The entry may lie in a page that others share: not even the same bits are written again.
-        return replace(batch, features=features, slots=torch.full_like(batch.slots, -1))
-
-    def level(
-        self, rows: Tensor, token_ids: Tensor, features: Tensor, mask: Tensor, depth: int
-    ) -> ForwardBatch:
-        """See `DraftRuntime`."""
-        width, device = token_ids.shape[1], token_ids.device
-        lens = self._rows.lens[rows].unsqueeze(1)
-        first = (depth - 1) * width
-        batch = self._pass(
-            rows,
-            token_ids,
-            mask=mask.flatten(0, 1),
-            places=lens + torch.arange(first, first + width, device=device),
-            positions=(lens + depth - 1).expand(-1, width),
-            tail=first + width,
-        )
-        return replace(batch, features=features.flatten(0, 1))
-
-    def _pass(
-        self,
-        rows: Tensor,
-        token_ids: Tensor,
-        *,
-        mask: Tensor,
-        places: Tensor,
-        positions: Tensor,
-        tail: int,
-    ) -> ForwardBatch:
-        """A BLOCK pass over the rows' draft keys; its queries are the last of `tail` keys a row.
-
-        Args:
-            rows: [B] int64.
-            token_ids: [B, q] int64.
-            mask: [B * q, W] int64.
-            places: [B, q] int64, consecutive; what lies before the tail is prefix.
-            positions: [B, q] int64.
-            tail: keys.
-        """
-        batch, width = token_ids.shape
-        prefix_lens = places[:, -1] + 1 - tail
-        places = places.reshape(-1)
-        return ForwardBatch(
-            mode=ForwardMode.BLOCK,
-            num_rows=batch,
-            q_len=width,
-            rows=rows,
-            token_ids=token_ids.reshape(-1),
-            positions=positions.reshape(-1),
-            slots=self._rows.slots(rows.repeat_interleave(width), places),
-            prefix_lens=prefix_lens,
-            cu_q=torch.arange(batch + 1, device=token_ids.device) * width,
-            tail_lens=torch.full_like(prefix_lens, tail),
-            mask=mask,
-            pages=self._rows.pages.tensor[rows],
-        )
-
-    def forward(self, net: DraftNet, batch: ForwardBatch) -> ForwardOutput:
-        """See `DraftRuntime`."""
-        assert self._pool is not None, "a network without a cache has no paged pass"
-        self._backend.plan(batch)
-        return net(batch, PagedAttend(self._backend, self._pool, batch))
-
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """See `DraftRuntime`."""
-        assert self._pool is not None, "a network without a cache writes nothing"
-        self._pool.write(layer, slots, k, v)
+    def tell(self, commit: HostCommit) -> None:
+        """Let every part know what was emitted."""
+        for part in self._parts:
+            part.tell(commit)
 
 
-def best_nodes(proposal: Proposal, budget: int) -> Proposal:
-    """The `budget` best nodes by score, lowest index first among equals; closed under parents."""
-    count = len(proposal.tokens)
-    if count <= budget:
-        return proposal
-    order = sorted(range(count), key=lambda i: (-proposal.scores[i], i))
-    kept = sorted(order[:budget])
-    index = {old: new for new, old in enumerate(kept)}
-    index[-1] = -1
-    return Proposal(
-        tokens=[proposal.tokens[i] for i in kept],
-        parents=[index[proposal.parents[i]] for i in kept],
-        scores=[proposal.scores[i] for i in kept],
-        sources=[proposal.sources[i] for i in kept] if proposal.sources else (),
-    )
+def _upload(tree: DraftTree, device: torch.device) -> DraftTree:
+    """Start copying a tree to the device; nobody waits for it."""
+
+    def moved(values: Tensor) -> Tensor:
+        pinned = values.pin_memory() if device.type == "cuda" else values
+        return pinned.to(device, non_blocking=True)
+
+    return DraftTree(**{f.name: moved(getattr(tree, f.name)) for f in fields(tree)})

@@ -1,0 +1,140 @@
+"""NetworkRuntime: what the engine lends a drafter network.
+
+The draft pool at the target's slot numbers, passes over it, and the rows' state.
+
+Letters: B rows, q queries per row, T tokens, W mask words, H hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.attention.base import PagedAttend
+from paceline.core.batch import ForwardBatch, ForwardMode, ForwardOutput
+from paceline.sample.noise import gumbel, hash_tokens, noise_words_of
+
+if TYPE_CHECKING:
+    from paceline.attention.base import AttentionBackend
+    from paceline.draft.base import DraftNet
+    from paceline.engine.rows import RowTable
+    from paceline.kv.pool import KVPool
+
+
+class NetworkRuntime:
+    """`DraftRuntime`: the draft pool at the target's slot numbers, and the rows' state."""
+
+    def __init__(self, rows: RowTable, pool: KVPool | None, backend: AttentionBackend) -> None:
+        self._rows = rows
+        self._pool = pool
+        self._backend = backend
+
+    @property
+    def num_rows(self) -> int:
+        """See `DraftRuntime`."""
+        return self._rows.lens.shape[0] - 1
+
+    def lens(self, rows: Tensor) -> Tensor:
+        """See `DraftRuntime`."""
+        return self._rows.lens[rows]
+
+    def next_token(self, rows: Tensor) -> Tensor:
+        """See `DraftRuntime`."""
+        return self._rows.next_token[rows]
+
+    def temperature(self, rows: Tensor) -> Tensor:
+        """See `DraftRuntime`."""
+        return self._rows.options.temperature[rows]
+
+    def noise(self, rows: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
+        """See `DraftRuntime`."""
+        options = self._rows.options
+        words = noise_words_of(options.key[rows], positions)
+        noise = gumbel(hash_tokens(token_ids.to(torch.int32), words), torch.float32)
+        return noise.masked_fill((options.temperature[rows] == 0).unsqueeze(1), 0.0)
+
+    def block(self, rows: Tensor, token_ids: Tensor, mask: Tensor) -> ForwardBatch:
+        """See `DraftRuntime`."""
+        width, device = token_ids.shape[1], token_ids.device
+        places = self._rows.lens[rows].unsqueeze(1) + torch.arange(width, device=device)
+        mask = mask.repeat(token_ids.shape[0], 1)
+        return self._pass(rows, token_ids, mask=mask, places=places, positions=places, tail=width)
+
+    def newest(self, rows: Tensor, token_ids: Tensor, features: Tensor) -> ForwardBatch:
+        """See `DraftRuntime`."""
+        places = (self._rows.lens[rows] - 1).clamp(min=0).unsqueeze(1)  # a padding row has none
+        mask = torch.ones_like(places)
+        batch = self._pass(
+            rows, token_ids.unsqueeze(1), mask=mask, places=places, positions=places, tail=1
+        )
+        # The entry may lie in a page that others share: not even the same bits are written again.
+        return replace(batch, features=features, slots=torch.full_like(batch.slots, -1))
+
+    def level(
+        self, rows: Tensor, token_ids: Tensor, features: Tensor, mask: Tensor, depth: int
+    ) -> ForwardBatch:
+        """See `DraftRuntime`."""
+        width, device = token_ids.shape[1], token_ids.device
+        lens = self._rows.lens[rows].unsqueeze(1)
+        first = (depth - 1) * width
+        batch = self._pass(
+            rows,
+            token_ids,
+            mask=mask.flatten(0, 1),
+            places=lens + torch.arange(first, first + width, device=device),
+            positions=(lens + depth - 1).expand(-1, width),
+            tail=first + width,
+        )
+        return replace(batch, features=features.flatten(0, 1))
+
+    def _pass(
+        self,
+        rows: Tensor,
+        token_ids: Tensor,
+        *,
+        mask: Tensor,
+        places: Tensor,
+        positions: Tensor,
+        tail: int,
+    ) -> ForwardBatch:
+        """A BLOCK pass over the rows' draft keys; its queries are the last of `tail` keys a row.
+
+        Args:
+            rows: [B] int64.
+            token_ids: [B, q] int64.
+            mask: [B * q, W] int64.
+            places: [B, q] int64, consecutive; what lies before the tail is prefix.
+            positions: [B, q] int64.
+            tail: keys.
+        """
+        batch, width = token_ids.shape
+        prefix_lens = places[:, -1] + 1 - tail
+        places = places.reshape(-1)
+        return ForwardBatch(
+            mode=ForwardMode.BLOCK,
+            num_rows=batch,
+            q_len=width,
+            rows=rows,
+            token_ids=token_ids.reshape(-1),
+            positions=positions.reshape(-1),
+            slots=self._rows.slots(rows.repeat_interleave(width), places),
+            prefix_lens=prefix_lens,
+            cu_q=torch.arange(batch + 1, device=token_ids.device) * width,
+            tail_lens=torch.full_like(prefix_lens, tail),
+            mask=mask,
+            pages=self._rows.pages.tensor[rows],
+        )
+
+    def forward(self, net: DraftNet, batch: ForwardBatch) -> ForwardOutput:
+        """See `DraftRuntime`."""
+        assert self._pool is not None, "a network without a cache has no paged pass"
+        self._backend.plan(batch)
+        return net(batch, PagedAttend(self._backend, self._pool, batch))
+
+    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """See `DraftRuntime`."""
+        assert self._pool is not None, "a network without a cache writes nothing"
+        self._pool.write(layer, slots, k, v)
