@@ -1,20 +1,18 @@
 """config.json in Hugging Face form -> ModelConfig, refusing what would be computed wrongly.
 
-Both generations are read: `rope_theta` and `rope_scaling` (transformers 4) and `rope_parameters`
-(transformers 5). Missing keys have the value that transformers gives them. All problems of a file are
-reported at once. What differs by architecture is said in the model's own `from_hf`.
+Missing keys have the value that transformers gives them. All problems of a file are reported at once.
+Rotary embedding is read by hf_rope.py; what differs by architecture is said in the model's own `from_hf`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast, get_args
 
-from paceline.core.config import ModelConfig, RopeConfig, RopeKind
+from paceline.core.config import ModelConfig
 from paceline.core.errors import ModelError
+from paceline.models.hf_rope import finite, read_rope
 
 # Hugging Face's architecture name -> our registry's name.
 ARCHITECTURES: Mapping[str, str] = {
@@ -76,7 +74,7 @@ class HFConfig:
     def number(self, key: str, default: float) -> float:
         """A finite number."""
         value = self.values.get(key)
-        return default if value is None else self._finite(key, value, default)
+        return default if value is None else finite(key, value, default, self.problems)
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         """A yes or no."""
@@ -137,7 +135,7 @@ class HFConfig:
             head_dim=dim,
             max_position=max_position,
             rms_norm_eps=self._positive("rms_norm_eps", self.number("rms_norm_eps", 1e-6)),
-            rope=self._rope(max_position),
+            rope=read_rope(self.values, max_position, self.problems),
             tie_embeddings=self.flag("tie_word_embeddings"),
             qkv_bias=qkv_bias,
             o_bias=o_bias,
@@ -162,12 +160,6 @@ class HFConfig:
             return value
         self.problems.append(f"{key} must be above 0, it is {value}")
         return 1.0
-
-    def _finite(self, key: str, value: object, default: float) -> float:
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
-        self.problems.append(f"{key} must be a number, it is {value!r}")
-        return default
 
     def _eos_token_ids(self) -> tuple[int, ...]:
         """End-of-text ids of both files, generation_config.json's first, as it is the newer."""
@@ -209,68 +201,6 @@ class HFConfig:
         if isinstance(window, int) and isinstance(context, int) and window >= context:
             return None
         return window
-
-    def _rope(self, max_position: int) -> RopeConfig:
-        """`rope_scaling` wins over `rope_parameters`, and both over top-level keys."""
-        raw = self.values.get("rope_scaling") or self.values.get("rope_parameters") or {}
-        if not isinstance(raw, Mapping):
-            self.problems.append(f"rope parameters must be an object, they are {raw!r}")
-            return RopeConfig()
-        if any(isinstance(value, Mapping) for value in raw.values()):
-            self.problems.append(
-                f"rope parameters differ by layer type ({', '.join(raw)}); supported: one for all layers"
-            )
-            return RopeConfig()
-        kind = raw.get("rope_type", raw.get("type", "default"))
-        if kind not in get_args(RopeKind):
-            self.problems.append(
-                f"the rope type is {kind!r}; supported: {', '.join(get_args(RopeKind))}"
-            )
-            return RopeConfig()
-        theta = raw.get("rope_theta", self.values.get("rope_theta"))
-        partial = raw.get("partial_rotary_factor", self.values.get("partial_rotary_factor"))
-        if partial not in (None, 1, 1.0):
-            self.problems.append(
-                f"partial_rotary_factor is {partial!r}; supported: 1.0, all of a head is rotated"
-            )
-        values = {key: value for key, value in raw.items() if value is not None}
-
-        def number(key: str, default: float) -> float:
-            return self._finite(key, values[key], default) if key in values else default
-
-        def optional(key: str) -> float | None:
-            return self._finite(key, values[key], 1.0) if key in values else None
-
-        # As in transformers: a top-level value wins, and yarn's factor follows from it.
-        length = self.values.get("original_max_position_embeddings") or values.get(
-            "original_max_position_embeddings"
-        )
-        original = None if length is None else self._finite("original length", length, 1.0)
-        factor = number("factor", max_position / original if original else 0.0)
-        if kind != "default" and not (factor > 0 and ("factor" in values or kind == "yarn")):
-            self.problems.append(f"rope type {kind!r} needs a factor above 0, it has none")
-        base = 10_000.0 if theta is None else self._finite("rope_theta", theta, 10_000.0)
-        if base <= 1:
-            self.problems.append(f"rope_theta must be above 1, it is {base}")
-        for key in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"):
-            if number(key, 1.0) <= 0 and key in values:
-                self.problems.append(f"{key} must be above 0, it is {values[key]!r}")
-        if original is not None and original < 1:
-            self.problems.append(f"the original length must be above 0, it is {original}")
-        return RopeConfig(
-            kind=cast("RopeKind", kind),
-            theta=base if base > 1 else 10_000.0,
-            factor=1.0 if kind == "default" else factor,
-            original_max_position=None if original is None else int(original),
-            low_freq_factor=number("low_freq_factor", 1.0),
-            high_freq_factor=number("high_freq_factor", 4.0),
-            beta_fast=number("beta_fast", 32.0) or 32.0,
-            beta_slow=number("beta_slow", 1.0) or 1.0,
-            attention_factor=optional("attention_factor"),
-            mscale=optional("mscale"),
-            mscale_all_dim=optional("mscale_all_dim"),
-            truncate=bool(values.get("truncate", True)),
-        )
 
 
 def read_config(folder: Path) -> HFConfig:
