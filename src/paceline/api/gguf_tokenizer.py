@@ -3,12 +3,7 @@
 A GGUF holds the vocabulary (`tokenizer.ggml.tokens`, in id order), a type per token, merges or scores,
 ids of special tokens, and the *name* of the rule that cuts text into words before the merges
 (`tokenizer.ggml.pre`). Two kinds are built: byte-level BPE ("gpt2") and SentencePiece BPE ("llama").
-A rule that is not known here is refused: another rule would give other ids without any error.
-
-The definition is what transformers rebuilds from the same file, and tests compare with it. Three
-additions bring the ids nearer to the model family's own tokenizer: Llama 3 and Tekken take a word that
-is itself a token whole, whatever the merges say (`ignore_merges`); Qwen2 normalises to NFC; Llama 3
-adds its beginning-of-text token unless the file says no.
+A rule that is not known (gguf_words.py) is refused: another rule would give other ids without any error.
 Not for: reading the file (models/gguf_header.py).
 """
 
@@ -16,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from tokenizers import (
@@ -30,6 +24,7 @@ from tokenizers import (
 )
 from tokenizers.processors import TemplateProcessing
 
+from paceline.api.gguf_words import WORD_RULES
 from paceline.api.tokenizer_files import DEFAULT_TEMPLATE, TokenizerParts
 from paceline.core.errors import ModelError
 from paceline.models.gguf_header import GGUFValue
@@ -49,52 +44,6 @@ _NAMED = {
 }
 # Ids that end a text: end of text, end of turn, end of message.
 _ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-_TEKKEN_UPPER, _TEKKEN_LOWER = (
-    r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]",
-    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
-)
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_TEKKEN_UPPER}*{_TEKKEN_LOWER}+"
-    rf"|[^\r\n\p{{L}}\p{{N}}]?{_TEKKEN_UPPER}+{_TEKKEN_LOWER}*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _WordRule:
-    """How text is cut before the merges. `pattern` None: GPT-2's, which `tokenizers` builds in."""
-
-    pattern: str | None = None
-    ignore_merges: bool = False
-    nfc: bool = False
-    adds_bos: bool = False  # where the file does not say
-
-
-_GPT2_RULE = _WordRule()
-_LLAMA3_RULE = _WordRule(pattern=_LLAMA3, ignore_merges=True, adds_bos=True)
-_QWEN2_RULE = _WordRule(pattern=_QWEN2, nfc=True)
-
-# Names in `tokenizer.ggml.pre`. "smollm" follows transformers, which cuts as GPT-2 does; SmolLM's own
-# tokenizer and llama.cpp also isolate each digit first. The merges hold no digit, so ids differ only
-# where two or more spaces stand before a digit (2 of Spec-Bench's 560 turns).
-_WORD_RULES: Mapping[str, _WordRule] = {
-    "default": _GPT2_RULE,
-    "gpt-2": _GPT2_RULE,
-    "smollm": _GPT2_RULE,
-    "llama-bpe": _LLAMA3_RULE,
-    "llama3": _LLAMA3_RULE,
-    "llama-v3": _LLAMA3_RULE,
-    "falcon3": _LLAMA3_RULE,
-    "qwen2": _QWEN2_RULE,
-    "deepseek-r1-qwen": _QWEN2_RULE,
-    "tekken": _WordRule(pattern=_TEKKEN, ignore_merges=True, adds_bos=True),
-}
 _BYTE_LEVEL, _SENTENCEPIECE = "gpt2", "llama"
 
 
@@ -143,11 +92,11 @@ def _byte_level(metadata: Mapping[str, GGUFValue], tokens: Sequence[str]) -> tup
     if name is None:
         logger.warning("the GGUF file names no word rule (tokenizer.ggml.pre); taking GPT-2's")
         name = "default"
-    rule = _WORD_RULES.get(str(name))
+    rule = WORD_RULES.get(str(name))
     if rule is None:
         msg = (
             f"cannot rebuild a tokenizer with word rule {name!r} (tokenizer.ggml.pre); known rules: "
-            f"{', '.join(_WORD_RULES)}; use the model's folder in Hugging Face layout, with its "
+            f"{', '.join(WORD_RULES)}; use the model's folder in Hugging Face layout, with its "
             "tokenizer.json"
         )
         raise ModelError(msg)
