@@ -102,11 +102,11 @@ def test_rows_are_reordered_under_codes(tmp_path: Path, kind: Kind) -> None:
 
 def test_scales_out_of_half_precisions_range_survive() -> None:
     """Q4_0's min is -8 times its scale: for large scales more than float16 holds."""
-    from paceline.models.gguf_weights import _blocks, decode
+    from paceline.models.gguf_blocks import decode, split_blocks
 
     block = np.zeros((1, 1, 18), dtype=np.uint8)
     block[0, 0, :2] = np.array([60_000], dtype=np.float16).view(np.uint8)
-    found = decode(2, _blocks(2, block))
+    found = decode(2, split_blocks(2, block))
     assert isinstance(found, Groups)
     assert (found.dequantize(torch.float32) == -480_000).all()
 
