@@ -1,4 +1,4 @@
-"""Packed products on a CPU: against float64, and the same bits in any company."""
+"""Products with dense matrices on a CPU: against float64, and the same bits in any company."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from paceline import ops
-from paceline.ops import PackedWeight, quantize
-from paceline.ops.cpu import dense, groups
+from paceline.ops import PackedWeight
+from paceline.ops.cpu import dense
 from paceline.ops.cpu.build import built
 from paceline.ops.cpu.native import DTYPES, native
-from tests.tolerance import INT8_ACTIVATIONS, RELATIVE, close
+from tests.tolerance import RELATIVE, close
 
 # (N, K): the tiny models', odd N, K that no vector divides, the default model's widest.
 SHAPES = [(97, 64), (64, 96), (192, 64), (1, 2), (33, 34), (576, 1536), (31, 1056)]
@@ -19,9 +19,6 @@ COMPANY = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 24, 25, 31, 32, 33, 299, 3
 
 needs_native = pytest.mark.skipif(native() is None, reason=f"no own kernels: {built().reason}")
 _lib = native()
-needs_groups = pytest.mark.skipif(
-    _lib is None or not _lib.groups, reason="needs a C compiler and AVX512-VNNI"
-)
 
 
 def matrix(n: int, k: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -64,6 +61,23 @@ def test_a_row_has_the_same_bits_in_any_company(n: int, k: int, dtype: torch.dty
         at = 300 - rows
         assert torch.equal(ops.linear(x[at:], held), every[at:]), rows
         assert torch.equal(ops.linear_f32(x[at:], held), wide[at:]), rows
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_run_over_the_features_in_order(dtype: torch.dtype) -> None:
+    """In float32 arithmetic, step by step: the law that all tiles and spans keep, on every machine."""
+    assert _lib is not None
+    if _lib.pairs and dtype == torch.bfloat16:
+        pytest.skip("the processor multiplies bfloat16 in pairs")
+    for n, k in ((49, 70), (33, 1105)):  # a border of spans within
+        weight, x = matrix(n, k, dtype), matrix(13, k, dtype, seed=1)
+        sums = torch.zeros(13, n, dtype=torch.float64)
+        for i in range(k):  # the product is exact in float64, so that only the sum is rounded
+            sums = (x[:, i : i + 1].double() * weight[:, i].double() + sums).float().double()
+        held = packed(weight)
+        for rows in (1, 2, 3, 6, 7, 8, 13):
+            assert torch.equal(ops.linear_f32(x[:rows], held), sums[:rows].float()), (n, k, rows)
 
 
 @needs_native
@@ -137,116 +151,6 @@ def test_nan_stays_in_its_row() -> None:
     assert found[2].isnan().all()
     keep = torch.tensor([0, 1, 3, 4, 5])
     assert torch.equal(found[keep], clean[keep])
-
-
-def kinds(n: int, k: int) -> dict[str, ops.Groups]:
-    """Quantised matrices of every kind that files have."""
-    weight = matrix(n, k, torch.float32)
-    q41, q80 = quantize(weight, bits=4), quantize(weight, bits=8)
-    scales = q41.scales.float()
-    return {
-        "q4_1": q41,
-        "q4_0": ops.Groups(codes=q41.codes, scales=scales, mins=scales * -8, size=32, bits=4),
-        "signed 4": ops.Groups(
-            codes=q41.codes.to(torch.int8) - 8, scales=scales, mins=None, size=32, bits=4
-        ),
-        "q8_0": q80,
-        "unsigned 8": ops.Groups(
-            codes=(q80.codes.to(torch.int16) + 128).to(torch.uint8),
-            scales=q80.scales.float() * 1.0001,  # not a float16
-            mins=q80.scales.float() * -128,
-            size=32,
-            bits=8,
-        ),
-    }
-
-
-@needs_groups
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", list(kinds(16, 32)))
-@pytest.mark.parametrize("n, k", [(97, 64), (192, 96), (576, 1536), (1, 32)])
-def test_group_product_is_off_by_its_activations_only(
-    n: int, k: int, kind: str, dtype: torch.dtype
-) -> None:
-    """All formats and tile heights: codes and scales are exact, activations are int8."""
-    weight = kinds(n, k)[kind]
-    held = ops.pack(weight, "auto", dtype)
-    assert isinstance(held, groups.GroupWeight)
-    exact_weight = weight.dequantize(torch.float64)
-    bias = matrix(1, n, dtype, seed=4)[0]
-    for rows in (1, 2, 5, 12, 13, 30):
-        x = matrix(rows, k, dtype, seed=2)
-        if n > 1:
-            assert close(ops.linear_f32(x, held), x.double() @ exact_weight.T, INT8_ACTIVATIONS)
-        # Rounded as the kernel rounds them, the activations give the product to float32 accuracy.
-        wide = x.float().view(rows, -1, 32)
-        most = wide.abs().amax(-1, keepdim=True)
-        codes = (wide.double() * torch.div(torch.tensor(127.0), most).double()).round() * (
-            most / 127
-        ).double()
-        exact = codes.view(rows, k) @ exact_weight.T
-        assert close(ops.linear_f32(x, held), exact, 1e-5), rows
-        assert close(ops.linear(x, held, bias), exact + bias.double()), rows
-
-
-@needs_groups
-@pytest.mark.parametrize("kind", list(kinds(16, 32)))
-def test_group_rows_have_the_same_bits_in_any_company(kind: str) -> None:
-    """As for dense weights: 1 to 300 rows agree bit by bit."""
-    held = ops.pack(kinds(97, 96)[kind], "auto", torch.bfloat16)
-    x = matrix(300, 96, torch.bfloat16, seed=3)
-    every = ops.linear_f32(x, held)
-    for rows in COMPANY:
-        assert torch.equal(ops.linear_f32(x[300 - rows :], held), every[300 - rows :]), rows
-
-
-@needs_groups
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", list(kinds(16, 32)))
-def test_group_look_ups_are_the_dequantised_rows(kind: str, dtype: torch.dtype) -> None:
-    """A packed tied table serves as embedding: rows come out rounded once from float32."""
-    weight = kinds(97, 64)[kind]
-    held = ops.pack(weight, "auto", dtype)
-    assert not isinstance(held, Tensor)
-    ids = torch.tensor([0, 96, 15, 16, 16])
-    assert torch.equal(held.rows(ids), weight.rows(ids).dequantize(dtype))
-    assert held.plain() is None
-    assert held.shape == (97, 64)
-
-
-@needs_groups
-def test_odd_activations_stay_in_their_row() -> None:
-    """Zeros give zeros; an infinity or NaN gives NaN in its own row and nothing elsewhere."""
-    held = ops.pack(kinds(40, 64)["q4_1"], "auto", torch.bfloat16)
-    x = matrix(5, 64, torch.bfloat16, seed=1)
-    clean = ops.linear(x, held)
-    x[1], x[2, 3], x[3, 40] = 0, torch.inf, torch.nan
-    found = ops.linear(x, held)
-    assert (found[1] == 0).all()
-    assert found[2:4].isnan().all()
-    assert torch.equal(found[0], clean[0])
-    assert torch.equal(found[4], clean[4])
-
-
-def test_torch_int4_is_right_and_batch_invariant() -> None:
-    """The path of machines without own kernels: scales rounded to bfloat16, rows independent."""
-    x = matrix(40, 64, torch.bfloat16, seed=1)
-    for kind in ("q4_1", "q4_0", "signed 4"):
-        weight = kinds(96, 64)[kind]
-        held = groups.pack_torch(weight, torch.bfloat16)
-        assert held is not None
-        every = held.matmul(x)
-        exact = x.double() @ weight.dequantize(torch.float64).T
-        assert close(every, exact, 6e-3)
-        for rows in (1, 2, 3, 8, 15, 16, 17, 33):
-            assert torch.equal(held.matmul(x[40 - rows :]), every[40 - rows :]), rows
-        ids = torch.tensor([5, 0])
-        assert torch.equal(held.rows(ids), weight.rows(ids).dequantize(torch.bfloat16))
-        bias = matrix(1, 96, torch.bfloat16, seed=7)[0]
-        assert torch.equal(held.matmul(x, bias), every + bias)
-        assert held.matmul_f32(x).dtype == torch.float32
-    assert groups.pack_torch(kinds(97, 64)["q4_1"], torch.bfloat16) is None
-    assert groups.pack_torch(kinds(96, 64)["q8_0"], torch.bfloat16) is None
 
 
 def test_torch_products_are_batch_invariant_in_16_bits() -> None:

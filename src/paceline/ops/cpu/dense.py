@@ -32,7 +32,7 @@ class DenseWeight:
     end. Otherwise everything is multiplied and summed in float32.
     """
 
-    blocks: Tensor  # [N/C, K/2, C, 2] with AVX512-BF16 and bfloat16, else [N/C, K, C]
+    blocks: Tensor  # [N/C, K, C]; bfloat16: [N/C, K/2, C, 2] in pairs, else [N/C, K, C/2, 2]
     shape: tuple[int, int]
     lib: Native
     address: int
@@ -44,9 +44,12 @@ class DenseWeight:
         columns = lib.columns
         if n % columns:
             weight = functional.pad(weight, (0, 0, 0, -n % columns))
-        blocks = weight.view(-1, columns, k).transpose(1, 2)
-        if lib.pairs and weight.dtype == torch.bfloat16:
+        if weight.dtype != torch.bfloat16:
+            blocks = weight.view(-1, columns, k).transpose(1, 2)
+        elif lib.pairs:
             blocks = weight.view(-1, columns, k // 2, 2).transpose(1, 2)
+        else:  # columns c and c + C/2 side by side
+            blocks = weight.view(-1, 2, columns // 2, k).permute(0, 3, 2, 1)
         blocks = place(blocks)
         return DenseWeight(blocks=blocks, shape=(n, k), lib=lib, address=blocks.data_ptr())
 
@@ -58,7 +61,7 @@ class DenseWeight:
     @property
     def pairs(self) -> bool:
         """Whether input features are laid out in pairs, for bfloat16 activations only."""
-        return self.blocks.ndim == 4
+        return self.lib.pairs and self.dtype == torch.bfloat16
 
     @property
     def nbytes(self) -> int:
@@ -75,6 +78,9 @@ class DenseWeight:
         """Rows `ids` ([n] int64) as an [n, K] matrix."""
         columns = self.lib.columns
         block, column = ids // columns, ids % columns
+        if self.dtype == torch.bfloat16 and not self.pairs:
+            half = columns // 2
+            return self.blocks[block, :, column % half, column // half]
         return self.blocks[block, :, column].reshape(ids.shape[0], self.shape[1])
 
     def plain(self) -> Tensor:

@@ -100,7 +100,8 @@ class GroupWeight:
     @property
     def kind(self) -> str:
         """One line for people."""
-        return f"{self.bits}-bit groups of {SIZE}, own kernel, int8 activations, AVX512-VNNI"
+        how = f"int8 activations, {self.lib.groups}"
+        return f"{self.bits}-bit groups of {SIZE}, own kernel, {how}"
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows `ids` ([n] int64) as an [n, K] matrix, dequantised in float32, rounded once."""
@@ -246,7 +247,7 @@ def refusal(dtype: torch.dtype) -> str | None:
     lib = native()
     if lib is None or dtype not in DTYPES:
         return own_refusal(dtype)
-    return None if lib.groups else "the processor has no AVX512-VNNI"
+    return None if lib.groups else "the processor multiplies no vectors of bytes"
 
 
 def pack(groups: Groups, dtype: torch.dtype) -> GroupWeight | None:

@@ -41,8 +41,8 @@ class Native:
     stack: Call
     fast: bool  # compiled for a machine on which it is faster than torch
     columns: int  # output features in a block of a dense matrix
-    pairs: bool  # 16-bit matrices are laid out in pairs (AVX512-BF16)
-    groups: bool  # `packed` works (AVX512-VNNI)
+    pairs: bool  # bfloat16 matrices are laid out in pairs of input features (AVX512-BF16)
+    groups: str | None  # instructions that `packed` is made of; None: it does nothing here
     path: Path
 
 
@@ -57,6 +57,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "attention": [_P] * 5 + [_F, _L, _I, _I],
     "stack": [_P] * 3 + [_I],
 }
+_INSTRUCTIONS = (None, "AVX512-VNNI", "AVX-VNNI", "AVX2", "AVX512BW", "NEON dot products")
 # Products and attention let other Python threads run. What takes a few microseconds keeps the
 # interpreter's lock: giving it away costs more than it brings.
 _LONG = ("dense", "packed", "attention", "stack")
@@ -79,7 +80,7 @@ def load(path: Path) -> Native:
         fast=bool(short.vectors_possible()),
         columns=short.dense_columns(),
         pairs=bool(short.dense_pairs()),
-        groups=bool(short.packed_possible()),
+        groups=_INSTRUCTIONS[short.packed_instructions()],
         path=path,
         **calls,
     )

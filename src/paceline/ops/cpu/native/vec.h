@@ -220,6 +220,34 @@ INLINE float lane_max(vf x) {
 #endif
 }
 
+INLINE int32_t lane_sum_int(vi x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)x);
+#elif defined(__AVX2__)
+    __m128i v = _mm_add_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+    v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32(v, 0xb1)));
+#else
+    int32_t sum = 0;
+    for (int j = 0; j < VL; j++) sum += x[j];
+    return sum;
+#endif
+}
+
+INLINE int32_t lane_max_int(vi x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)x);
+#elif defined(__AVX2__)
+    __m128i v = _mm_max_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+    v = _mm_max_epi32(v, _mm_shuffle_epi32(v, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32(v, 0xb1)));
+#else
+    int32_t most = x[0];
+    for (int j = 1; j < VL; j++) most = x[j] > most ? x[j] : most;
+    return most;
+#endif
+}
+
 /* exp(x) for x <= 88, relative error below 2e-7; 0 below -87.3; NaN stays NaN. */
 INLINE vf vexp(vf x) {
     vi under = x < splat(-87.3f);
