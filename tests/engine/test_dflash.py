@@ -17,7 +17,7 @@ from paceline.core.request import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft.dflash import DFlashBlock
 from paceline.engine.engine import Engine
-from paceline.engine.scheduler import StepPlan
+from paceline.engine.plan import StepPlan
 from tests import tiny, tiny_drafters
 from tests.engine.harness import engine, request, run
 

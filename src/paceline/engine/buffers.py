@@ -16,8 +16,8 @@ from paceline.core.batch import ForwardBatch, ForwardMode
 
 if TYPE_CHECKING:
     from paceline.core.tree import DraftTree, Selection
+    from paceline.engine.plan import Chunk
     from paceline.engine.rows import RowTable
-    from paceline.engine.scheduler import Chunk
 
 
 def extend_batch(chunks: tuple[Chunk, ...], rows: RowTable) -> ForwardBatch:

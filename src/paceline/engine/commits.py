@@ -15,8 +15,8 @@ from paceline.draft.base import Commit
 if TYPE_CHECKING:
     from paceline.core.batch import ForwardBatch
     from paceline.core.tree import Verdict
+    from paceline.engine.plan import Chunk
     from paceline.engine.rows import RowTable
-    from paceline.engine.scheduler import Chunk
 
 
 def extend_commit(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from paceline.core.batch import ForwardMode
 
 if TYPE_CHECKING:
-    from paceline.engine.scheduler import StepPlan
+    from paceline.engine.plan import StepPlan
 
 
 @dataclass(slots=True)

@@ -10,28 +10,23 @@ at once (lag 0). Otherwise they are read one step later, so that a GPU never wai
 from __future__ import annotations
 
 import random
-import time
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.core.batch import ForwardMode
 from paceline.core.device import peak_memory, used_memory
 from paceline.core.errors import EngineStoppedError, RequestError
 from paceline.core.request import FinishReason, Request, SamplingParams, StepOutput
 from paceline.core.stages import silent
-from paceline.core.tree import EMPTY, Proposal
-from paceline.draft.base import HostCommit
 from paceline.engine.build import build_parts, load_target, resolve
 from paceline.engine.choice import choose_drafter
 from paceline.engine.counters import Counters
 from paceline.engine.launch import Launcher, Pending
 from paceline.engine.memory import warm_config
-from paceline.engine.outcome import cut, logprobs_of
-from paceline.engine.sequence import Phase, Sequence
-from paceline.engine.step import StepTensors
+from paceline.engine.reading import Reader
+from paceline.engine.sequence import Sequence
 from paceline.engine.validate import check_request
 
 if TYPE_CHECKING:
@@ -55,10 +50,10 @@ class Engine:
         self._rows = parts.rows
         self._scheduler = parts.scheduler
         self._proposer = parts.proposer
-        self._control = parts.control
         self._launcher = Launcher(parts, parts.control, stages)
         self._seeds = random.Random(parts.config.seed)  # noqa: S311 (sampling seeds, no secrets)
         self._sequences: dict[str, Sequence] = {}
+        self._reader = Reader(parts, self.counters, self._sequences)
         self._pending: deque[Pending] = deque()
         self._aborted: list[Sequence] = []
         self._arrivals = 0
@@ -173,7 +168,7 @@ class Engine:
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.finish is not None:
             return
-        self._end(sequence, FinishReason.ABORT)
+        self._reader.end(sequence, FinishReason.ABORT)
         self._aborted.append(sequence)
 
     def step(self) -> list[StepOutput]:
@@ -183,7 +178,7 @@ class Engine:
         if plan is not None:
             self._pending.append(self._launcher.launch(plan))
         while self._pending and (plan is None or len(self._pending) > self.lag):
-            outputs += self._read(self._pending.popleft())
+            outputs += self._reader.read(self._pending.popleft())
         return outputs
 
     def close(self) -> None:
@@ -206,124 +201,10 @@ class Engine:
             "num_running": float(self.num_running),
         }
 
-    # -- reading ------------------------------------------------------------------------------
-
-    def _read(self, pending: Pending) -> list[StepOutput]:
-        """Bring a step's results to the host and act on them."""
-        plan, tensors = pending.plan, pending.tensors
-        self.counters.record_pass(plan)
-        if plan.mode is ForwardMode.EXTEND:
-            sequences = [c.sequence for c in plan.chunks if c.picks]
-            for chunk in plan.chunks:
-                if not chunk.picks and chunk.sequence.finish is None:
-                    self._scheduler.publish(chunk.sequence)
-        else:
-            sequences = list(plan.sequences)
-        if tensors is None:
-            return []
-        if pending.ready is not None:
-            pending.ready.synchronize()
-        emitted = tensors.emitted.tolist()
-        paths = [[0]] * len(sequences) if tensors.path is None else tensors.path.tolist()
-        outputs: list[StepOutput] = []
-        for b, sequence in enumerate(sequences):
-            sequence.in_flight -= 1
-            tokens = [t for t in emitted[b] if t != -1]  # -1 is padding
-            if sequence.finish is None and tokens:
-                if plan.mode is ForwardMode.EXTEND:
-                    if tokens[0] >= 0:
-                        sequence.first_token_at = time.perf_counter()
-                    sources = [0]
-                else:
-                    proposal = pending.drafted.proposals[b] if pending.drafted else EMPTY
-                    sources = self._record(sequence, proposal, paths[b], len(tokens))
-                outputs.append(self._take(sequence, tokens, sources, tensors, b))
-        self._tell({s.request.id: s for s in sequences}, outputs)
-        for sequence in sequences:
-            if sequence.finish is None:
-                self._scheduler.publish(sequence)
-            else:
-                self._retire(sequence)
-        if pending.drafted is not None:
-            self._control.observe(
-                pending.drafted,
-                [[t for t in row if t >= 0] for row in emitted],
-                time.perf_counter() - pending.started,
-                pending.propose_seconds,
-            )
-        return outputs
-
-    def _record(
-        self, sequence: Sequence, proposal: Proposal, path: list[int], count: int
-    ) -> list[int]:
-        """Count a row's verify; return which drafter each emitted token came from (0: none)."""
-        accepted = [i - 1 for i in path if i > 0]  # the path's first node is the root
-        sequence.num_cached += count
-        sequence.record_step(len(proposal.tokens), len(accepted))
-        self.counters.record_row(len(proposal.tokens), len(accepted))
-        return [proposal.sources[i] if proposal.sources else 1 for i in accepted] + [0]
-
-    def _take(
-        self,
-        sequence: Sequence,
-        emitted: list[int],
-        sources: list[int],
-        tensors: StepTensors,
-        b: int,
-    ) -> StepOutput:
-        """Append what a row emitted, cut at the first stop; end the row if that ends it.
-
-        `emitted` is not empty; its last entry may be NOT_FINITE.
-        """
-        kept = cut(sequence, emitted)
-        count = len(kept.tokens)
-        sequence.tokens += kept.tokens
-        sequence.num_cached = min(sequence.num_cached, len(sequence.tokens))
-        if kept.reason is not None:
-            self._end(sequence, kept.reason)
-        self.counters.num_emitted += count
-        return StepOutput(
-            request_id=sequence.request.id,
-            token_ids=tuple(kept.tokens),
-            logprobs=logprobs_of(sequence, tensors, b, count),
-            sources=tuple(sources[:count]),
-            finish_reason=kept.reason,
-            stop_token_id=kept.stop_token_id,
-            error=kept.error,
-            stats=None if kept.reason is None else sequence.stats(),
-        )
-
-    def _tell(self, sequences: dict[str, Sequence], outputs: list[StepOutput]) -> None:
-        """Tell the drafter what the rows emitted, already cut."""
-        if outputs:
-            self._proposer.tell(
-                HostCommit(
-                    rows=[sequences[out.request_id].row for out in outputs],
-                    tokens=[out.token_ids for out in outputs],
-                )
-            )
-
-    # -- ending -------------------------------------------------------------------------------
-
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        sequence.finish = reason
-        sequence.finished_at = time.perf_counter()
-
-    def _retire(self, sequence: Sequence) -> None:
-        """Give back what an ended sequence holds, once no step of it is in flight."""
-        if sequence.in_flight or sequence.phase is Phase.DONE:
-            return
-        finished = sequence.finish in (FinishReason.STOP, FinishReason.LENGTH)
-        if sequence.row >= 0 and finished:
-            self._scheduler.publish(sequence)
-        self._scheduler.finish(sequence, finished=finished)
-        self._sequences.pop(sequence.request.id, None)
-        self._control.forget(sequence.request.id)
-
     def _reap_aborted(self) -> list[StepOutput]:
         outputs = []
         for sequence in self._aborted:
-            self._retire(sequence)
+            self._reader.retire(sequence)
             outputs.append(
                 StepOutput(
                     request_id=sequence.request.id,

@@ -16,7 +16,7 @@ from paceline.core.batch import ForwardMode
 from paceline.core.tree import EMPTY, from_proposals, root
 from paceline.engine.control import Control, Drafted
 from paceline.engine.graphs import GraphCache
-from paceline.engine.scheduler import StepPlan
+from paceline.engine.plan import StepPlan
 from paceline.engine.sequence import Phase
 from paceline.engine.step import StepTensors, block_step, extend_step
 

@@ -15,60 +15,20 @@ from __future__ import annotations
 import bisect
 import time
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from paceline.core.batch import ForwardMode
+from paceline.engine.plan import Chunk, StepPlan
 from paceline.engine.sequence import Phase, Sequence
 
 if TYPE_CHECKING:
     from paceline.core.config import CacheConfig
+    from paceline.engine.row_owner import RowOwner
     from paceline.kv.pages import PageAllocator
     from paceline.kv.prefix import PrefixCache
 
 _ADMISSION_SHARE = 16  # free rows to wait for: this fraction of all
 _MOST_WAIT = 8  # steps
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """A run of known tokens to be cached in an EXTEND step."""
-
-    sequence: Sequence
-    start: int
-    count: int
-    final: bool  # the last one: the row decodes afterwards
-    picks: bool  # the last one of a new prompt: its next token is picked
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
-    """What the next step computes."""
-
-    mode: ForwardMode
-    chunks: tuple[Chunk, ...] = ()  # EXTEND
-    sequences: tuple[Sequence, ...] = ()  # BLOCK
-    budgets: tuple[int, ...] = ()  # BLOCK: most draft nodes per row, root excluded
-
-
-class RowOwner(Protocol):
-    """Who is told when a row or its pages change hands (device tables, drafters)."""
-
-    def join(self, sequence: Sequence) -> None:
-        """`sequence` has just taken `sequence.row`."""
-        ...
-
-    def leave(self, sequence: Sequence, *, finished: bool) -> None:
-        """`sequence` is about to lose its row; not finished: it will be resumed, or was aborted."""
-        ...
-
-    def pages_added(self, sequence: Sequence, start: int) -> None:
-        """`sequence.pages[start:]` are new."""
-        ...
-
-    def can_join(self, sequence: Sequence) -> bool:
-        """Whether scarce device state (option slots) is there for this sequence."""
-        ...
 
 
 class Scheduler:

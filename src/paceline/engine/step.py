@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from paceline.core.stages import Stages
     from paceline.core.tree import DraftTree
     from paceline.draft.base import Commit
+    from paceline.engine.plan import Chunk
     from paceline.engine.rows import RowTable
     from paceline.engine.runner import ModelRunner
-    from paceline.engine.scheduler import Chunk
 
     Observe = Callable[[Commit], None]
 

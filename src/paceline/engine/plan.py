@@ -1,0 +1,29 @@
+"""StepPlan: what the next step computes, as the scheduler decided; lengths and rows, no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.core.batch import ForwardMode
+from paceline.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A run of known tokens to be cached in an EXTEND step."""
+
+    sequence: Sequence
+    start: int
+    count: int
+    final: bool  # the last one: the row decodes afterwards
+    picks: bool  # the last one of a new prompt: its next token is picked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What the next step computes."""
+
+    mode: ForwardMode
+    chunks: tuple[Chunk, ...] = ()  # EXTEND
+    sequences: tuple[Sequence, ...] = ()  # BLOCK
+    budgets: tuple[int, ...] = ()  # BLOCK: most draft nodes per row, root excluded
