@@ -1,4 +1,4 @@
-"""`paceline check lossless`: are a drafter's tokens the autoregressive tokens?"""
+"""`paceline check`: its commands; and `lossless`: are a drafter's tokens the autoregressive tokens?"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from paceline.bench.run import Settings
+from paceline.cli import check_drafter
 from paceline.cli.console import epilogue, notes, progress
 from paceline.cli.flags import SpecChoices, with_flags
 from paceline.core.errors import ConfigError
@@ -124,6 +125,9 @@ def lossless(
 
 
 CHECKS.command(lossless, name="lossless", help_epilogue=epilogue(_EXAMPLES))
+CHECKS.command(
+    check_drafter.drafter, name="drafter", help_epilogue=epilogue(check_drafter.EXAMPLES)
+)
 
 
 def _workload(

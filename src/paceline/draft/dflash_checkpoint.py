@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.core.errors import ConfigError, ModelError
+from paceline.core.errors import ModelError
 from paceline.draft import checkpoint_folder
 from paceline.draft.dflash_config import (
     FIRST,
@@ -25,12 +25,12 @@ from paceline.draft.dflash_config import (
     refuse_layout,
 )
 from paceline.draft.dflash_net import DFlashNet
+from paceline.draft.selftest_static import dflash_findings, enforce
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.weights import Placement
 from paceline.models.weights import load as load_weights
 
 if TYPE_CHECKING:
-    from paceline.core.config import ModelConfig
     from paceline.draft.base import TargetInfo
     from paceline.ops.packed import Groups
 
@@ -82,13 +82,12 @@ class _Unpacked(Placement):
 
 def _load(folder: Path, target: TargetInfo, placement: Placement) -> tuple[DFlashNet, Checkpoint]:
     config = read_config(folder)
-    check_target(config, target.config, folder)
+    enforce(dflash_findings(config, target), folder)
     net = DFlashNet(config, target, dtype=placement.dtype, device="meta")
     source = Checkpoint(folder)
     _refuse_other_layouts(source, folder)
     load_weights(net, source, placement)
     net.rope.to(target.device)
-    _warn_of_zero_mask(config, target, folder)
     return net, source
 
 
@@ -188,37 +187,6 @@ def _unusual(config: DFlashConfig) -> dict[str, object]:
     return values
 
 
-def check_target(config: DFlashConfig, target: ModelConfig, folder: Path) -> None:
-    """Refuse a drafter that was made for another target.
-
-    Raises:
-        ConfigError: sizes, vocabulary, number of layers or taps differ; all differences are listed.
-    """
-    pairs = (
-        ("hidden size", config.hidden_size, target.hidden_size),
-        ("size of the target's features", config.target_hidden_size, target.hidden_size),
-        ("vocabulary", config.vocab_size, target.vocab_size),
-        ("number of target layers", config.num_target_layers, target.num_layers),
-    )
-    problems = [
-        f"{what}: {mine} here, {its} in the target" for what, mine, its in pairs if mine != its
-    ]
-    if config.mask_token_id >= target.vocab_size:
-        problems.append(
-            f"mask token {config.mask_token_id} is beyond the target's {target.vocab_size} tokens"
-        )
-    lost = [i for i in config.target_layer_ids if not 0 <= i < target.num_layers]
-    if lost:
-        problems.append(f"tapped layers {lost}; the target has 0 to {target.num_layers - 1}")
-    if problems:
-        listed = "\n".join(f"  - {p}" for p in problems)
-        msg = (
-            f"the drafter in {folder} does not belong to this target:\n{listed}\nAll of these must "
-            "agree. Use a drafter that was trained for this model."
-        )
-        raise ConfigError(msg)
-
-
 def _refuse_other_layouts(source: Checkpoint, folder: Path) -> None:
     """Layouts that show in the tensors alone."""
     own = [n for n in source.shapes if n.split(".")[0] in {"lm_head", "embed_tokens", "d2t", "t2d"}]
@@ -226,16 +194,3 @@ def _refuse_other_layouts(source: Checkpoint, folder: Path) -> None:
         refuse_layout(folder, f"a drafter with its own head or embedding ({', '.join(own)})")
     if (folder / "mask_embedding.pt").exists():
         refuse_layout(folder, "a mask embedding of its own (mask_embedding.pt, a pickled file)")
-
-
-def _warn_of_zero_mask(config: DFlashConfig, target: TargetInfo, folder: Path) -> None:
-    """A mask row that the target never trained is (nearly) zero: drafts would be blind."""
-    ids = torch.tensor([config.mask_token_id], device=target.device)
-    row: Tensor = target.embed(ids)
-    if float(row.abs().max()) < 1e-6:
-        log.warning(
-            "%s: the target's embedding of the mask token %d is zero, so the drafter cannot tell a "
-            "mask from nothing; expect few accepted tokens unless it was trained so",
-            folder,
-            config.mask_token_id,
-        )

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.core.errors import ConfigError, ModelError
+from paceline.core.errors import ModelError
 from paceline.draft import checkpoint_folder, eagle3_vocabulary
 from paceline.draft.eagle3_config import Eagle3Config
 from paceline.draft.eagle3_layouts import FLAGS, FLAT, LAYERS, NESTED, read_config
 from paceline.draft.eagle3_net import Eagle3Net, weight_rules
+from paceline.draft.selftest_static import eagle3_findings, enforce
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.weights import Placement
 from paceline.models.weights import load as load_weights
 
 if TYPE_CHECKING:
-    from paceline.core.config import ModelConfig
     from paceline.draft.base import TargetInfo
     from paceline.ops.packed import Groups
 
@@ -81,7 +81,7 @@ def _load(
     folder: Path, target: TargetInfo, placement: Placement, *, mapped: bool = True
 ) -> Eagle3Net:
     config = read_config(folder, target.config.num_layers)
-    check_target(config, target.config, folder)
+    enforce(eagle3_findings(config, target), folder)
     log.info("%s: taps the outputs of target layers %s", folder, config.aux_layers)
     net = Eagle3Net(config, target, dtype=placement.dtype, device="meta")
     source = Checkpoint(folder)
@@ -168,28 +168,3 @@ def config_values(config: Eagle3Config, dtype: torch.dtype) -> dict[str, object]
     if config.logit_scale != 1.0:
         values["logit_scale"] = config.logit_scale
     return values | checkpoint_folder.rope_values(config.rope)
-
-
-def check_target(config: Eagle3Config, target: ModelConfig, folder: Path) -> None:
-    """Refuse a drafter that was made for another target.
-
-    Raises:
-        ConfigError: sizes, vocabulary or taps do not fit; all differences are listed.
-    """
-    pairs = (
-        ("size of the target's features", config.target_hidden_size, target.hidden_size),
-        ("vocabulary", config.vocab_size, target.vocab_size),
-    )
-    problems = [
-        f"{what}: {mine} here, {its} in the target" for what, mine, its in pairs if mine != its
-    ]
-    lost = [i for i in config.aux_layers if not 0 <= i < target.num_layers]
-    if lost:
-        problems.append(f"tapped layers {lost}; the target has 0 to {target.num_layers - 1}")
-    if problems:
-        listed = "\n".join(f"  - {p}" for p in problems)
-        msg = (
-            f"the drafter in {folder} does not belong to this target:\n{listed}\nAll of these must "
-            "agree. Use a drafter that was trained for this model."
-        )
-        raise ConfigError(msg)

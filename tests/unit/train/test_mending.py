@@ -18,10 +18,11 @@ from paceline.core.errors import ConfigError, ModelError
 from paceline.core.request import SamplingParams
 from paceline.draft import eagle3_checkpoint
 from paceline.draft.eagle3_net import Eagle3Net
+from paceline.draft.eagle3_votes import compare, read_off
 from paceline.models import LoadedModel
 from paceline.train.curve import read
 from paceline.train.eagle3_settings import Eagle3Settings
-from paceline.train.mending import compare, judge, mend, read_off
+from paceline.train.mending import judge, mend
 from paceline.train.progress import LogLines
 from paceline.train.run import Run, open_run
 from paceline.train.shards import Doc
