@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.core import device
 from paceline.core.errors import (
     ConfigError,
     EngineStoppedError,
@@ -344,3 +345,15 @@ def test_invariance_is_said_and_refused_where_it_cannot_be(model: Path) -> None:
     assert any(note.startswith("batch-invariant: no") for note in eng.notes)
     with pytest.raises(ConfigError, match="batch_invariant was asked for"):
         engine(model, batch_invariant=True)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_the_slower_number_format_is_named(
+    model: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """A processor without bfloat16 products: the notes say so, unless float32 was asked for."""
+    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset({"avx2"}))
+    eng = engine(model, dtype=dtype)
+    assert eng.config.dtype == "float32"
+    said = any("AVX512-BF16" in n and "float32 is used" in n for n in eng.notes)
+    assert said == (dtype == "auto")

@@ -115,11 +115,10 @@ def _attention(config: EngineConfig, device: torch.device, dtype: torch.dtype) -
 
 def _native_bf16(device: torch.device) -> bool | str:
     """Whether the processor multiplies bfloat16; if not, what is done instead."""
-    from paceline.core.device import has_native_bf16
+    from paceline.core.device import slower_dtype
 
-    if device.type != "cpu" or has_native_bf16():
-        return True
-    return "no (AVX512-BF16, AMX or Arm BF16); float32 is used, which reads twice the bytes"
+    reason = slower_dtype(device)
+    return True if reason is None else f"no: {reason}"
 
 
 def _invariant(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> bool:

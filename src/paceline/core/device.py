@@ -59,6 +59,16 @@ def choose_dtype(name: DType, device: torch.device) -> DType:
     return "bfloat16" if device.type == "cuda" or has_native_bf16() else "float32"
 
 
+def slower_dtype(device: torch.device) -> str | None:
+    """Why "auto" is not bfloat16 here, as a clause that names the slower way; None: it is."""
+    if device.type != "cpu" or has_native_bf16():
+        return None
+    return (
+        "the processor has no bfloat16 products (AVX512-BF16, AMX or Arm BF16); float32 is used, "
+        "which reads twice the bytes"
+    )
+
+
 def has_native_bf16() -> bool:
     """Whether this processor has bfloat16 dot products (AVX512-BF16, AMX or Arm BF16)."""
     return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})

@@ -134,7 +134,7 @@ def load_target(resolved: EngineConfig) -> LoadedModel:
 def resolve_invariance(asked: bool | None, backend: AttentionBackend) -> tuple[bool, str]:
     """Whether a row's bits are independent of its company, and a note that says so.
 
-    Attention decides: the products of a CPU are computed row by row or in fixed tiles everywhere.
+    Attention decides: a CPU's products promise the same for every dtype that it serves.
 
     Raises:
         ConfigError: it was asked for, and this machine's attention cannot.
@@ -143,7 +143,7 @@ def resolve_invariance(asked: bool | None, backend: AttentionBackend) -> tuple[b
     if asked and not backend.invariant:
         msg = (
             f"batch_invariant was asked for, but {name} computes a row differently in other "
-            "company; use a CPU with a C compiler, or leave the option out"
+            "company; use a CPU and float32, bfloat16 or float16, or leave the option out"
         )
         raise ConfigError(msg)
     if not backend.invariant:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.core.device import peak_memory, used_memory
+from paceline.core.device import peak_memory, slower_dtype, used_memory
 from paceline.core.errors import EngineStoppedError, RequestError
 from paceline.core.request import FinishReason, Request, SamplingParams, StepOutput
 from paceline.core.stages import silent
@@ -94,7 +94,9 @@ class Engine:
             cls(build_parts(warm_config(resolved, loaded.config), loaded, 0))._warm_up()  # noqa: SLF001 (an engine of this class)
             used = max(used, peak_memory(device))
         parts = build_parts(resolved, loaded, used)
-        return cls(replace(parts, notes=(*chosen, *parts.notes)), stages=stages)
+        slower = slower_dtype(device) if config.dtype == "auto" else None
+        said = (*chosen, *([] if slower is None else [f"dtype: {slower}"]), *parts.notes)
+        return cls(replace(parts, notes=said), stages=stages)
 
     def _warm_up(self) -> None:
         """One EXTEND of a full chunk and one BLOCK of all rows, through the normal path."""

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from paceline.core import device
 from paceline.core.request import Request
 
 ROWS = [
@@ -172,6 +174,19 @@ def test_doctor_tells_everything(run) -> None:
     assert [n for n, reason in found["attention"].items() if reason is None]
     assert all(any(line["chosen"] for line in lines) for lines in found["ops"].values())
     assert found["model"]["name"] == "default"
+
+
+def test_doctor_names_the_slower_way_of_an_old_processor(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without AVX512-BF16, or on a Mac: which number format is used instead, and what it costs."""
+    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset({"avx2"}))
+    choice = json.loads(run("doctor", "--json", "--device", "cpu").out)["choice"]
+    assert choice["dtype"] == "float32"
+    assert re.search("AVX512-BF16.*float32 is used, .* twice the bytes", choice["native_bf16"])
+    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset({"amx_bf16"}))
+    choice = json.loads(run("doctor", "--json", "--device", "cpu").out)["choice"]
+    assert (choice["dtype"], choice["native_bf16"]) == ("bfloat16", True)
 
 
 def test_doctor_reports_an_unusable_cache_folder(
