@@ -177,8 +177,9 @@ def pack(weight: Tensor | Groups, mode: WeightMode, dtype: torch.dtype) -> Tenso
     """Turn a loaded matrix into what multiplies fastest here. Never called on CUDA.
 
     "auto" keeps a file's precision: quantised groups stay groups, which measured fastest for the
-    bundled model (Q4_1 matrices, Q8_0 table: one row takes about half the time of bfloat16, and
-    8 rows are as nearly free), and plain matrices stay plain. With float32 activations it
+    bundled model (Q4_1 matrices, Q8_0 table: the products of one row take less than half the time of
+    bfloat16, those of eight two thirds: benchmarks/results/cpu-ops.json), and plain matrices stay
+    plain. With float32 activations it
     dequantises: who asks for float32 wants its arithmetic, and the group kernel rounds activations
     to int8. "4bit" and "8bit" round plain matrices (`quantize` states the error) and leave groups
     alone: rounding codes again would only lose. "bf16" dequantises groups to the activations'

@@ -1,7 +1,7 @@
 """Memory for weights in large pages: reading them is what a decode step spends its time on.
 
 With 4 KB pages a step walks through tens of thousands of them; large ones made one row's products
-of a 135 M model a fifth faster (benchmarks/results/cpu-ops.json). Where the system has none, this
+of a 135 M model 7 % faster (benchmarks/results/cpu-ops.json). Where the system has none, this
 is plain memory.
 """
 

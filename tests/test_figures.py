@@ -1,0 +1,122 @@
+"""Figures in the README and the documentation are those of the records that they point to.
+
+A record that is made anew fails here until the text says what it says. A figure without a record does
+not belong there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def text(page: str) -> str:
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+@pytest.fixture(scope="module")
+def core() -> dict[str, Any]:
+    """What `make bench-cpu` wrote."""
+    return json.loads((RESULTS / "cpu-core.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def ops() -> dict[str, Any]:
+    """What `benchmarks/cpu_ops.py` wrote."""
+    return json.loads((RESULTS / "cpu-ops.json").read_text())
+
+
+ENGINES = {
+    "paceline_4bit": r"Paceline, 4-bit [^|]*",
+    "paceline_bf16": "Paceline, bf16",
+    "llama_cpp_q4_1": r"llama\.cpp, [^|]*",
+    "transformers_bf16": "transformers, bf16",
+    "transformers_float32": "transformers, float32",
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_speeds_are_those_measured(core: dict[str, Any], engine: str) -> None:
+    """The table of engines, each with the median of its own runs."""
+    speed = core["peers"][engine]["tokens_per_second"]
+    assert re.search(rf"\| {ENGINES[engine]} \| {speed:.1f} \|", text("README.md"))
+
+
+def test_what_the_readme_says_of_the_record_is_in_it(core: dict[str, Any]) -> None:
+    """The gain on copied text, and each bar that was missed, by how much."""
+    rows = {row["name"]: row for row in core["rows"]}
+    copy = rows["suffix_copy"]
+    says = text("README.md")
+    assert f"is {copy['value']:.1f} times as fast as Paceline's own plain decoding" in says
+    assert f"(accept length {copy['baseline']['accept_length']:.1f}, all outputs equal)" in says
+    assert copy["baseline"]["outputs_differ"] == 0
+    phrases = {
+        "batch8": "eight sequences give {:.1f} times the throughput of one (bar {:g})",
+        "verify8": "verifying eight nodes costs {:.1f} times one (bar {:g})",
+        "peak_memory": "memory peaks at {:.1f} GB with eight sequences of 2,048 tokens (bar {:g})",
+    }
+    for name, phrase in phrases.items():
+        row = rows[name]
+        assert (phrase.format(row["value"], row["bar"]) in says) == (not row["ok"]), name
+    missed = {row["name"] for row in core["rows"] if not row["ok"]}
+    assert missed <= phrases.keys(), "a bar is missed and the README does not say so"
+
+
+ERRORS = {"own": "4-bit, own", "torch": "4-bit, torch", "bf16": "bf16, own"}
+
+
+def test_rounding_is_that_measured(ops: dict[str, Any]) -> None:
+    """What packed weights cost, in both places that say it."""
+    found = {name: 100 * ops["relative_error"][f"{e} [576, 1536]"] for name, e in ERRORS.items()}
+    readme, cpu = text("README.md"), text("docs/cpu.md")
+    for phrase in (
+        f"{found['own']:.2f} % in our kernel",
+        f"{found['torch']:.2f} % in PyTorch's 4-bit product",
+        f"{found['bf16']:.2f} % for bfloat16 activations alone",
+    ):
+        assert phrase in readme
+    for phrase in (
+        f"{found['bf16']:.2f} %: the rounding of the result",
+        f"{found['own']:.2f} %: the rounding of activations",
+        f"{found['torch']:.2f} %: scales rounded to bfloat16",
+    ):
+        assert phrase in cpu
+
+
+def test_products_take_what_the_page_says(ops: dict[str, Any]) -> None:
+    """The times that the CPU kernels are argued for with."""
+    times = ops["products"]["milliseconds_by_rows"]
+
+    def ms(rows: int, name: str) -> float:
+        return float(times[str(rows)][name]["median"])
+
+    bf16 = ("bf16, torch linear", "bf16, oneDNN prepacked", "bf16, own")
+    one, eight = ([f"{ms(n, name):.1f}" for name in bf16] for n in (1, 8))
+    says = text("docs/cpu.md")
+    assert (
+        f"PyTorch's `linear` {one[0]} ms, oneDNN with prepacked weights {one[1]} ms, ours {one[2]} ms; "
+        f"eight rows {eight[0]}, {eight[1]} and {eight[2]} ms"
+    ) in says
+    torch4, own4 = "int4 g32, torch", "4-bit, head 8-bit, own"
+    assert f"eight rows cost {ms(8, torch4) / ms(1, torch4):.1f} times one" in says
+    assert f"Ours, {ms(8, own4) / ms(1, own4):.1f} times" in says
+    assert f"one row takes it {ms(1, own4):.1f} ms" in says
+
+
+def test_the_weight_mode_that_is_chosen_is_the_fastest(
+    core: dict[str, Any], ops: dict[str, Any]
+) -> None:
+    """`--weights auto` keeps a file's groups because that is what measured fastest."""
+    assert core["peers"]["paceline_4bit"]["tokens_per_second"] == max(
+        engine["tokens_per_second"] for engine in core["peers"].values()
+    )
+    for rows in ("1", "8"):
+        times = {n: t["median"] for n, t in ops["products"]["milliseconds_by_rows"][rows].items()}
+        assert min(times, key=lambda name: times[name]) == "4-bit, head 8-bit, own"
