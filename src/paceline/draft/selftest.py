@@ -218,8 +218,8 @@ def clearly_better(one: Trial, other: Trial) -> bool:
     )
     gains = mine - its
     error = float(gains.std(correction=0)) / len(gains) ** 0.5
-    gain = float(gains.mean())
-    return gain >= max(_LEAST, _SHARE * float(its.mean()), _ERRORS * error)
+    needed = max(_LEAST, _SHARE * float(its.mean()), _ERRORS * error)
+    return float(gains.mean()) >= needed
 
 
 def shifted(taps: tuple[int, ...], num_layers: int, where: str) -> list[Reading]:

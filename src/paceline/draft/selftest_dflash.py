@@ -77,7 +77,7 @@ class DFlashSubject:
         drafts = []
         places = torch.arange(text.num_prompt, len(tokens) - 1, device=device)
         row = torch.arange(config.block_size, device=device)
-        for starts in places.split(_CHUNK):
+        for starts in torch.split(places, _CHUNK):
             ids = block_tokens(config, tokens[starts])
             positions = starts[:, None] + row
             attend = BlocksAttend(context, starts, config.block_size, causal)

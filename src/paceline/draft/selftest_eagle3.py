@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from paceline.draft.eagle3_net import Eagle3Net
 
 _STEPS = 5  # drafts of a place
-_FLAGS = ("norm_before_residual", "norm_output")
 
 
 class Eagle3Subject:
@@ -48,9 +47,14 @@ class Eagle3Subject:
         self._net = load(checkpoint_folder.locate(config), target)
         self._target = target
         self.findings = eagle3_findings(self._net.config, target)
-        self._flips: dict[str, str] = {}  # a reading's name -> the flag that it flips
-        for flag in _FLAGS:
-            self._flips[f"{flag} {str(not getattr(self._net.config, flag)).lower()}"] = flag
+        own = self._net.config
+        residual, output = not own.norm_before_residual, not own.norm_output
+        self._flips = {  # a reading's name -> what is read
+            f"norm_before_residual {str(residual).lower()}": replace(
+                own, norm_before_residual=residual
+            ),
+            f"norm_output {str(output).lower()}": replace(own, norm_output=output),
+        }
 
     def readings(self) -> Sequence[Reading]:
         """See `Subject`."""
@@ -109,10 +113,9 @@ class Eagle3Subject:
 
     def _read_as(self, reading: Reading) -> Eagle3Net:
         """The network with one flag flipped; its weights are shared."""
-        flag = self._flips.get(reading.name)
-        if flag is None:
+        config = self._flips.get(reading.name)
+        if config is None:
             return self._net
         other = copy(self._net)
-        flipped = not getattr(self._net.config, flag)
-        other.config = replace(self._net.config, **{flag: flipped})
+        other.config = config
         return other
