@@ -17,6 +17,7 @@ alone say (`selftest_static.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -217,7 +218,7 @@ def clearly_better(one: Trial, other: Trial) -> bool:
         for t in (one, other)
     )
     gains = mine - its
-    error = float(gains.std(correction=0)) / len(gains) ** 0.5
+    error = float(gains.std(correction=0)) / math.sqrt(len(gains))
     needed = max(_LEAST, _SHARE * float(its.mean()), _ERRORS * error)
     return float(gains.mean()) >= needed
 
