@@ -102,7 +102,7 @@ def test_every_option_under_every_circumstance(
     checkpoints: Checkpoints, name: str, draft: dict[str, object], option: str
 ) -> None:
     """Three temperatures in one batch, chunks of 5, too few pages, and every prompt asked twice."""
-    at = list(OPTIONS).index(option) + EVERYBODY_IDS.index(name)
+    at = list(OPTIONS).index(option) + EVERYBODY.index((name, draft))
     folder = checkpoints(ARCHITECTURES[at % len(ARCHITECTURES)])
     jobs = {
         f"{prompt}/{temperature}": (PROMPTS[prompt], params_of(option, temperature))
