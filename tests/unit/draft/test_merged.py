@@ -164,7 +164,7 @@ def test_the_whole_is_what_its_network_is() -> None:
 @pytest.mark.parametrize(
     "parts, words",
     [
-        (("suffix", "sufix"), "'sufix' cannot be a part; possible: ngram, suffix"),
+        (("suffix", "suffiks"), "'suffiks' cannot be a part; possible: ngram, suffix"),
         (("merged", "suffix"), "'merged' cannot be a part"),
         (("none", "ngram"), "'none' cannot be a part"),
         (("ngram", "ngram"), "named twice"),
