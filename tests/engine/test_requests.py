@@ -17,6 +17,7 @@ from paceline.core.errors import (
 )
 from paceline.core.request import FinishReason, SamplingParams
 from paceline.engine.engine import Engine
+from paceline.ops.cpu import native
 from tests import tiny
 from tests.engine.harness import engine, request, run
 
@@ -353,6 +354,7 @@ def test_the_slower_number_format_is_named(
 ) -> None:
     """A processor without bfloat16 products: the notes say so, unless float32 was asked for."""
     monkeypatch.setattr(device, "cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(native, "refusal", lambda dtype: "no compiler")
     eng = engine(model, dtype=dtype)
     assert eng.config.dtype == "float32"
     said = any("AVX512-BF16" in n and "float32 is used" in n for n in eng.notes)

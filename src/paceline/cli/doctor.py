@@ -41,7 +41,7 @@ def doctor(
         "device": resolved.device,
         "dtype": resolved.dtype,
         "threads": resolved.threads,
-        "native_bf16": _native_bf16(device),
+        "fast_bf16": _fast_bf16(device),
     }
     found: dict[str, Json] = {
         "versions": {**versions(), **source()},
@@ -113,11 +113,14 @@ def _attention(config: EngineConfig, device: torch.device, dtype: torch.dtype) -
     return dict(refusals(layout, device, dtype, config.cache.page_size))
 
 
-def _native_bf16(device: torch.device) -> bool | str:
-    """Whether the processor multiplies bfloat16; if not, what is done instead."""
-    from paceline.core.device import slower_dtype
+def _fast_bf16(device: torch.device) -> bool | str:
+    """Whether bfloat16 is what "auto" takes here; if not, why and what is taken."""
+    import torch
 
-    reason = slower_dtype(device)
+    from paceline.core.device import slower_dtype
+    from paceline.ops.cpu import native
+
+    reason = slower_dtype(device, native.refusal(torch.bfloat16))
     return True if reason is None else f"no: {reason}"
 
 

@@ -52,20 +52,27 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_dtype(name: DType, device: torch.device) -> DType:
-    """Resolve "auto": bfloat16 where the device multiplies it natively, else float32."""
+def choose_dtype(name: DType, device: torch.device, kernels: str | None) -> DType:
+    """Resolve "auto": bfloat16 where it costs less than float32.
+
+    Args:
+        name: a dtype, or "auto".
+        device: where it is to be computed.
+        kernels: why own kernels do not serve bfloat16 on this CPU; None: they do. They multiply it as
+            it is or in float32, and read half the bytes either way.
+    """
     if name != "auto":
         return name
-    return "bfloat16" if device.type == "cuda" or has_native_bf16() else "float32"
+    return "bfloat16" if slower_dtype(device, kernels) is None else "float32"
 
 
-def slower_dtype(device: torch.device) -> str | None:
+def slower_dtype(device: torch.device, kernels: str | None) -> str | None:
     """Why "auto" is not bfloat16 here, as a clause that names the slower way; None: it is."""
-    if device.type != "cpu" or has_native_bf16():
+    if device.type != "cpu" or has_native_bf16() or kernels is None:
         return None
     return (
-        "the processor has no bfloat16 products (AVX512-BF16, AMX or Arm BF16); float32 is used, "
-        "which reads twice the bytes"
+        "the processor has no bfloat16 products (AVX512-BF16, AMX or Arm BF16) and there are no own "
+        f"kernels ({kernels}); float32 is used, which reads twice the bytes"
     )
 
 

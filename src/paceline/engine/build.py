@@ -39,6 +39,7 @@ from paceline.kv.layout import Heads
 from paceline.kv.pages import PageAllocator
 from paceline.kv.pool import KVPool
 from paceline.kv.prefix import PrefixCache
+from paceline.ops.cpu import native
 
 if TYPE_CHECKING:
     from paceline.attention.base import AttentionBackend
@@ -110,7 +111,7 @@ def resolve(config: EngineConfig) -> EngineConfig:
     return replace(
         config,
         device=str(device),
-        dtype=choose_dtype(config.dtype, device),
+        dtype=choose_dtype(config.dtype, device, native.refusal(torch.bfloat16)),
         threads=config.threads or usable_cores(),
     )
 

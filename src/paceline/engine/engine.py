@@ -28,6 +28,7 @@ from paceline.engine.memory import warm_config
 from paceline.engine.reading import Reader
 from paceline.engine.sequence import Sequence
 from paceline.engine.validate import check_request
+from paceline.ops.cpu import native
 
 if TYPE_CHECKING:
     from paceline.core.config import EngineConfig, ModelConfig
@@ -94,8 +95,9 @@ class Engine:
             cls(build_parts(warm_config(resolved, loaded.config), loaded, 0))._warm_up()  # noqa: SLF001 (an engine of this class)
             used = max(used, peak_memory(device))
         parts = build_parts(resolved, loaded, used)
-        slower = slower_dtype(device) if config.dtype == "auto" else None
-        said = (*chosen, *([] if slower is None else [f"dtype: {slower}"]), *parts.notes)
+        slower = slower_dtype(device, native.refusal(torch.bfloat16))
+        says = slower is not None and config.dtype == "auto"
+        said = (*chosen, *([f"dtype: {slower}"] if says else []), *parts.notes)
         return cls(replace(parts, notes=said), stages=stages)
 
     def _warm_up(self) -> None:

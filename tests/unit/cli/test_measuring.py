@@ -8,6 +8,7 @@ import pytest
 
 from paceline.core import device
 from paceline.core.request import Request
+from paceline.ops.cpu import native
 
 ROWS = [
     {"question_id": 1, "category": "qa", "turns": ["the end"]},
@@ -181,12 +182,13 @@ def test_doctor_names_the_slower_way_of_an_old_processor(
 ) -> None:
     """Without AVX512-BF16, or on a Mac: which number format is used instead, and what it costs."""
     monkeypatch.setattr(device, "cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(native, "refusal", lambda dtype: "no compiler")
     choice = json.loads(run("doctor", "--json", "--device", "cpu").out)["choice"]
     assert choice["dtype"] == "float32"
-    assert re.search("AVX512-BF16.*float32 is used, .* twice the bytes", choice["native_bf16"])
+    assert re.search("AVX512-BF16.*float32 is used, .* twice the bytes", choice["fast_bf16"])
     monkeypatch.setattr(device, "cpu_flags", lambda: frozenset({"amx_bf16"}))
     choice = json.loads(run("doctor", "--json", "--device", "cpu").out)["choice"]
-    assert (choice["dtype"], choice["native_bf16"]) == ("bfloat16", True)
+    assert (choice["dtype"], choice["fast_bf16"]) == ("bfloat16", True)
 
 
 def test_doctor_reports_an_unusable_cache_folder(

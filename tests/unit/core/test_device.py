@@ -20,13 +20,14 @@ CPU = torch.device("cpu")
     ],
     ids=["AVX512-BF16", "AMX", "Arm BF16", "AVX512 without BF16", "unknown, a Mac"],
 )
-def test_bfloat16_only_where_it_is_native(
+def test_bfloat16_where_it_is_native_or_own_kernels_serve(
     monkeypatch: pytest.MonkeyPatch, flags: set[str], expected: str
 ) -> None:
-    """Emulated bfloat16 is slower than float32, so a processor without it computes in float32."""
+    """PyTorch emulates it slower than float32; own kernels read half the bytes on any processor."""
     monkeypatch.setattr(device, "cpu_flags", lambda: frozenset(flags))
-    assert device.choose_dtype("auto", CPU) == expected
-    assert device.choose_dtype("float64", CPU) == "float64", "what was asked for is not changed"
+    assert device.choose_dtype("auto", CPU, "no compiler") == expected
+    assert device.choose_dtype("auto", CPU, None) == "bfloat16"
+    assert device.choose_dtype("float64", CPU, None) == "float64", "what was asked for stays"
 
 
 @pytest.mark.parametrize("name", ["tpu", "meta", "cuda:99", "gpu0"])
