@@ -23,27 +23,27 @@ typedef struct {
     int64_t window;            /* 0: none */
     float scale;
     int causal;
+    int64_t queries;      /* of a block at most */
     int64_t items, chunk; /* an item is a block and a key head */
 } Job;
 
-typedef void (*TileFn)(const void *, int64_t, const void *, const void *, const int64_t *, int64_t,
-                       int64_t, int64_t, float, float *, float *, float *, float *, float *,
-                       const Ahead *, int, int);
-#define TILE(NAME, WIDTH, Q, K, PAIRS)                                                          \
-    static void NAME(const void *q, int64_t q_at, const void *k, const void *v,                 \
-                     const int64_t *slots, int64_t keys, int64_t heads, int64_t width,          \
-                     float scale, float *most, float *total, float *out, float *p, float *fix,  \
-                     const Ahead *ahead, int q_dtype, int dtype) {                              \
-        tile(q, q_at, k, v, slots, keys, heads, WIDTH, scale, most, total, out, p, fix, ahead,  \
-             Q, K, PAIRS);                                                                            \
-        (void)width, (void)q_dtype, (void)dtype;                                                \
+typedef void (*TileFn)(const float *, const void *, const void *, const int64_t *, int64_t, int64_t,
+                       int64_t, float, float *, float *, float *, float *, float *, const Ahead *, int);
+#define TILE(NAME, WIDTH, DTYPE, BOTH_BF16)                                                     \
+    static void NAME(const float *q, const void *k, const void *v, const int64_t *slots,        \
+                     int64_t keys, int64_t heads, int64_t width, float scale, float *most,      \
+                     float *total, float *out, float *p, float *fix, const Ahead *ahead,        \
+                     int dtype) {                                                               \
+        tile(q, k, v, slots, keys, heads, WIDTH, scale, most, total, out, p, fix, ahead, DTYPE, \
+             BOTH_BF16);                                                                        \
+        (void)width, (void)dtype;                                                               \
     }
-TILE(tile_bf16_64, 64, BF16, BF16, 1)
-TILE(tile_bf16_128, 128, BF16, BF16, 1)
-TILE(tile_bf16, width, BF16, BF16, 1)
-TILE(tile_f32, width, F32, F32, 0)
-TILE(tile_f16, width, F16, F16, 0)
-TILE(tile_mixed, width, q_dtype, dtype, 0)
+TILE(tile_bf16_64, 64, BF16, 1)
+TILE(tile_bf16_128, 128, BF16, 1)
+TILE(tile_bf16, width, BF16, 1)
+TILE(tile_f32, width, F32, 0)
+TILE(tile_f16, width, F16, 0)
+TILE(tile_mixed, width, dtype, 0)
 
 static TileFn tile_for(const Plan *p) {
     if (p->q_dtype != p->pool_dtype) return tile_mixed;
@@ -108,7 +108,7 @@ static void attend(const Job *j, int64_t item, int more) {
     const int64_t block = item / p->kv_heads, kv = item % p->kv_heads;
     const int64_t row = j->block_rows[block], first = j->block_at[block];
     const int64_t group = p->q_heads / p->kv_heads, width = p->width;
-    const int64_t count = min64(QUERIES, p->cu_q[row + 1] - first);
+    const int64_t count = min64(j->queries, p->cu_q[row + 1] - first);
     const int64_t prefix = p->prefix_lens[row], tail_len = p->tail_lens[row];
     const int64_t own = tail_len - (p->cu_q[row + 1] - p->cu_q[row]); /* of the row's first query */
     const int64_t skip = first - p->cu_q[row];
@@ -116,16 +116,16 @@ static void attend(const Job *j, int64_t item, int more) {
     const int64_t pool_bytes = kv * p->pool_head * size_of(p->pool_dtype);
     const char *k = (const char *)j->k + pool_bytes, *v = (const char *)j->v + pool_bytes;
     const TileFn tile_fn = tile_for(p);
-    const int halves = VL == 16 && p->q_dtype == BF16 && p->pool_dtype == BF16;
+    const int bf16 = p->q_dtype == BF16 && p->pool_dtype == BF16;
     int64_t last[QUERIES], least[QUERIES], first_place = INT64_MAX, until = 0;
     int64_t tile_a[KEYS], tile_b[KEYS], mixed[KEYS + VL], *next = tile_a;
     /* One piece of memory: outputs and weights first, which need 64-byte places. */
-    const int64_t state = group * width + 2 * group;
+    const int64_t state = 2 * group * width + 2 * group;
     const int64_t room = (QUERIES * state + group * KEYS + group) * 4 + 64;
     const int64_t lists = p->mask ? QUERIES * tail_len * 4 : 0;
     char *memory = malloc((size_t)(room + lists + 64));
     float *out = (float *)(((uintptr_t)memory + 63) & ~(uintptr_t)63);
-    float *weights = out + QUERIES * group * width;
+    float *queries = out + QUERIES * group * width, *weights = queries + QUERIES * group * width;
     float *most = weights + group * KEYS, *total = most + QUERIES * group;
     float *fix = total + QUERIES * group;
     int32_t *list = (int32_t *)(fix + group);
@@ -140,6 +140,8 @@ static void attend(const Job *j, int64_t item, int more) {
         if (p->mask && j->window > 0) least[i] = min64(least[i], prefix) + hidden;
         first_place = min64(first_place, least[i]);
         until = max64(until, last[i]);
+        take_queries(j->q, (t * p->q_heads + kv * group) * width, group, width, p->q_dtype, bf16,
+                     queries + i * group * width);
         for (int64_t h = 0; h < group; h++) {
             most[i * group + h] = -INFINITY;
             total[i * group + h] = 0;
@@ -170,9 +172,9 @@ static void attend(const Job *j, int64_t item, int more) {
                                            : slot_of(p, row, prefix + list[i * tail_len + at - prefix]);
             }
             for (int64_t n = keys; n < padded; n++) mixed[n] = mixed[keys - 1];
-            tile_fn(j->q, ((first + i) * p->q_heads + kv * group) * width, k, v, mixed, keys, group,
-                    width, j->scale, most + i * group, total + i * group, out + i * group * width,
-                    weights, fix, &ahead, p->q_dtype, p->pool_dtype);
+            tile_fn(queries + i * group * width, k, v, mixed, keys, group, width, j->scale,
+                    most + i * group, total + i * group, out + i * group * width, weights, fix,
+                    &ahead, p->pool_dtype);
             ahead.count = 0;
         }
     }
@@ -184,11 +186,10 @@ static void attend(const Job *j, int64_t item, int more) {
             const int64_t to = ((first + i) * p->q_heads + kv * group + h) * width;
             const float *from = out + (i * group + h) * width;
             int64_t d = 0;
-            if (halves)
-                for (; d + 64 <= width; d += 64)
-                    for (int n = 0; n < 64; n += 32)
-                        store_halves(j->out, to + d + n, *(vf *)(from + d + n) * inverse,
-                                     *(vf *)(from + d + n + VL) * inverse);
+            for (; bf16 && d + WIDE * VL <= width; d += WIDE * VL)
+                for (int n = 0; n < WIDE * VL; n += 2 * VL)
+                    store_halves(j->out, to + d + n, *(vf *)(from + d + n) * inverse,
+                                 *(vf *)(from + d + n + VL) * inverse);
             for (; d < width; d += VL) store(j->out, to + d, *(vf *)(from + d) * inverse, p->q_dtype);
         }
     free(memory);
@@ -204,12 +205,14 @@ static void work(void *job, int64_t chunk) {
 /* out[tokens, q_heads, width] of one layer; k and v are the layer's pool [kv_heads, slots, width]. */
 API void attention(const Plan *p, const void *q, const void *k, const void *v, void *out,
                    float scale, int64_t window, int causal, int threads) {
-    int64_t blocks = 0;
+    /* Few and short rows: blocks so small that every thread gets some. */
+    int64_t queries = QUERIES, blocks = 0;
+    while (queries > 2 && (p->tokens + queries - 1) / queries * p->kv_heads < 2 * threads) queries /= 2;
     int32_t *rows = malloc((size_t)(p->tokens + 1) * (sizeof(int32_t) + sizeof(int64_t)) + 8);
     int64_t *at = (int64_t *)rows;
     rows = (int32_t *)(at + p->tokens + 1);
     for (int64_t row = 0; row < p->rows; row++)
-        for (int64_t t = p->cu_q[row]; t < p->cu_q[row + 1]; t += QUERIES) {
+        for (int64_t t = p->cu_q[row]; t < p->cu_q[row + 1]; t += queries) {
             rows[blocks] = (int32_t)row;
             at[blocks++] = t;
         }
@@ -217,7 +220,7 @@ API void attention(const Plan *p, const void *q, const void *k, const void *v, v
     memset((char *)out + live * size, 0, (size_t)((p->tokens - live) * size));
     /* All heads of a block to one thread, where there are blocks enough. */
     const int64_t items = blocks * p->kv_heads, chunk = blocks >= 2 * threads ? p->kv_heads : 1;
-    Job j = {p, q, k, v, out, rows, at, window, scale, causal, items, chunk};
+    Job j = {p, q, k, v, out, rows, at, window, scale, causal, queries, items, chunk};
     pool_run(work, &j, (items + chunk - 1) / chunk, threads);
     free(at);
 }

@@ -140,9 +140,18 @@ static void walk(const Job *j, int64_t block, int64_t together) {
         span(j, s, together);
     }
     for (int64_t b = 0; b < together; b++)
-        for (int64_t row = 0; row < rows; row++)
-            for (int64_t c = 0; c < COLS; c += VL)
-                put(d, row, (block + b) * COLS + c, load(sums, (b * rows + row) * COLS + c, F32));
+        for (int64_t row = 0; row < rows; row++) {
+            const int64_t col = (block + b) * COLS;
+            const vf u = load(sums, (b * rows + row) * COLS, F32);
+            const vf v = load(sums, (b * rows + row) * COLS + VL, F32);
+            if (d->y_dtype == BF16 && !d->bias && col + COLS <= d->n) { /* the usual case */
+                store(d->y, row * d->ldy + col, u, BF16);
+                store(d->y, row * d->ldy + col + VL, v, BF16);
+            } else {
+                put(d, row, col, u);
+                put(d, row, col + VL, v);
+            }
+        }
     if (sums != room) free(sums);
 }
 
