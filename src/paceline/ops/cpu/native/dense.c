@@ -19,11 +19,18 @@ typedef struct {
     int w_dtype, b_dtype, y_dtype;
 } Dense;
 
-static __attribute__((noinline)) void put(const Dense *d, int64_t row, int64_t col, vf v) {
+static __attribute__((noinline)) void put_any(const Dense *d, int64_t row, int64_t col, vf v) {
     int64_t n = min64(VL, d->n - col), at = row * d->ldy + col;
     if (n <= 0) return;
     if (d->bias) v += load_part(d->bias, col, n, d->b_dtype);
     store_part(d->y, at, n, v, d->y_dtype);
+}
+
+INLINE void put(const Dense *d, int64_t row, int64_t col, vf v) {
+    const int usual = !d->bias && col + VL <= d->n;
+    if (usual && d->y_dtype == BF16) store(d->y, row * d->ldy + col, v, BF16);
+    else if (usual && d->y_dtype == F32) store(d->y, row * d->ldy + col, v, F32);
+    else put_any(d, row, col, v);
 }
 
 /* ---- bfloat16 in pairs ---------------------------------------------------------------------- */
@@ -140,18 +147,9 @@ static void walk(const Job *j, int64_t block, int64_t together) {
         span(j, s, together);
     }
     for (int64_t b = 0; b < together; b++)
-        for (int64_t row = 0; row < rows; row++) {
-            const int64_t col = (block + b) * COLS;
-            const vf u = load(sums, (b * rows + row) * COLS, F32);
-            const vf v = load(sums, (b * rows + row) * COLS + VL, F32);
-            if (d->y_dtype == BF16 && !d->bias && col + COLS <= d->n) { /* the usual case */
-                store(d->y, row * d->ldy + col, u, BF16);
-                store(d->y, row * d->ldy + col + VL, v, BF16);
-            } else {
-                put(d, row, col, u);
-                put(d, row, col + VL, v);
-            }
-        }
+        for (int64_t row = 0; row < rows; row++)
+            for (int64_t c = 0; c < COLS; c += VL)
+                put(d, row, (block + b) * COLS + c, load(sums, (b * rows + row) * COLS + c, F32));
     if (sums != room) free(sums);
 }
 

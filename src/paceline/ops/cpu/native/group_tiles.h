@@ -33,11 +33,18 @@ typedef struct {
 /* Rows from `row` on times one block; it is the block's tile number `part` of `parts`. */
 typedef void (*Tile)(const Packed *, int64_t row, int64_t block, int64_t part, int64_t parts);
 
-static __attribute__((noinline, unused)) void put(const Packed *d, int64_t row, int64_t col, vf v) {
+static __attribute__((noinline, unused)) void put_any(const Packed *d, int64_t row, int64_t col, vf v) {
     int64_t n = min64(VL, d->n - col), at = row * d->n + col;
     if (n <= 0) return;
     if (d->bias) v += load_part(d->bias, col, n, d->b_dtype);
     store_part(d->y, at, n, v, d->y_dtype);
+}
+
+INLINE void put(const Packed *d, int64_t row, int64_t col, vf v) {
+    const int usual = !d->bias && col + VL <= d->n;
+    if (usual && d->y_dtype == BF16) store(d->y, row * d->n + col, v, BF16);
+    else if (usual && d->y_dtype == F32) store(d->y, row * d->n + col, v, F32);
+    else put_any(d, row, col, v);
 }
 
 #define SIDE(from, i) \

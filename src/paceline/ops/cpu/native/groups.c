@@ -12,12 +12,28 @@
 #include "pool.h"
 
 #ifdef ROWS_OF_4
+/* A group of integers from -127 to 127 as bytes. */
+INLINE void narrow(const vi *from, int8_t *to) {
+#if defined(__AVX2__) && VL == 8
+    const __m256i a = _mm256_packs_epi32((__m256i)from[0], (__m256i)from[1]);
+    const __m256i b = _mm256_packs_epi32((__m256i)from[2], (__m256i)from[3]);
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7); /* packing goes by halves */
+    _mm256_storeu_si256((__m256i *)to,
+                        _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), order));
+#else
+    typedef int8_t bytes __attribute__((vector_size(VL)));
+    for (int i = 0; i < GROUP / VL; i++) {
+        const bytes part = __builtin_convertvector(from[i], bytes);
+        memcpy(to + i * VL, &part, VL);
+    }
+#endif
+}
+
 /* Round 32 activations to int8: absmax / 254 at most off. Infinities and NaN give a NaN scale. */
 INLINE void quantize(const void *x, int64_t at, int dtype, int zero, Quant *out) {
     enum { PARTS = GROUP / VL };
-    typedef int8_t bytes __attribute__((vector_size(VL)));
     vf v[PARTS];
-    vi most = {0}, sums = {0}; /* absolute values compare as their bits do, NaN above infinity */
+    vi q[PARTS], most = {0}, sums = {0}; /* absolute values compare as their bits do, NaN above infinity */
     for (int i = 0; i < PARTS; i++) {
         v[i] = load(x, at + i * VL, dtype);
         const vi size = (vi)v[i] & 0x7fffffff, more = size > most;
@@ -31,11 +47,10 @@ INLINE void quantize(const void *x, int64_t at, int dtype, int zero, Quant *out)
     const vf magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
     for (int i = 0; i < PARTS; i++) {
         const vf near = finite ? madd(v[i], splat(inverse), magic) - magic : (vf){0};
-        const vi q = __builtin_convertvector(near, vi);
-        const bytes narrow = __builtin_convertvector(q, bytes);
-        memcpy(out->q + i * VL, &narrow, VL);
-        sums += q;
+        q[i] = __builtin_convertvector(near, vi);
+        sums += q[i];
     }
+    narrow(q, out->q);
     const int32_t sum = lane_sum_int(sums);
     out->scale = finite ? (inverse > 0 ? top / 127.0f : 0.0f) : NAN;
     out->sum = out->scale * (float)sum;
