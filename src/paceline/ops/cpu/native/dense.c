@@ -95,11 +95,11 @@ API int dense_pairs(void) {
 
 /* Features that all rows are multiplied with before the next ones: tiles after the first find their
  * weights in the nearest cache. */
-#define SPAN 512
+#define SPAN 1024
 
 typedef struct {
     Dense d;
-    int64_t rows, height, blocks, chunk;
+    int64_t rows, height;
     int64_t full; /* rows in tiles of one block; the others take two blocks together */
     int pairs;
 } Job;
@@ -153,10 +153,8 @@ static void walk(const Job *j, int64_t block, int64_t together) {
     if (sums != room) free(sums);
 }
 
-static void work(void *job, int64_t chunk) {
+static void work(void *job, int64_t block, int64_t last) {
     const Job *j = job;
-    const int64_t last = min64(j->blocks, (chunk + 1) * j->chunk);
-    int64_t block = chunk * j->chunk;
 #ifdef __AVX512BF16__
     for (; j->pairs && block < last; block++)
         for (int64_t row = 0; row < j->rows; row += j->height)
@@ -173,11 +171,10 @@ API void dense(const void *x, const void *w, const void *bias, void *y, int64_t 
     if (rows <= 0) return;
     const int64_t blocks = (n + COLS - 1) / COLS, parts = (rows + MAX_ROWS - 1) / MAX_ROWS;
     Job j = {{x, w, bias, y, k, n, ldx, n, w_dtype, b_dtype, y_dtype},
-             rows, (rows + parts - 1) / parts, blocks, share(blocks, threads), rows, pairs};
+             rows, (rows + parts - 1) / parts, rows, pairs};
     /* A sum waits for the one before it: a tile needs 8 to 12 of them to keep the machine busy. */
     if (!pairs && rows <= 2) j.full = 0;
     if (MAX_ROWS == 6 && (rows == 7 || rows == 8)) j.full = j.height = rows - 2;
-    if (j.full < rows) j.chunk += j.chunk % 2;
     float *copy = NULL;
     if (!pairs && x_dtype != F32) {
         copy = malloc((size_t)(rows * k) * sizeof(float));
@@ -188,6 +185,6 @@ API void dense(const void *x, const void *w, const void *bias, void *y, int64_t 
         j.d.x = copy;
         j.d.ldx = k;
     }
-    pool_run(work, &j, (blocks + j.chunk - 1) / j.chunk, threads);
+    pool_walk(work, &j, blocks, j.full < rows ? 2 : 1, threads);
     free(copy);
 }

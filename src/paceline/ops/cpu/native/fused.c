@@ -17,31 +17,45 @@ typedef struct {
     int dtype, w_dtype;
 } Norm;
 
+/* Whole vectors first, in a loop without calls, then what is left: EACH(width, F) runs F(i, n) for
+ * every vector, n elements from i on. */
+#define EACH(width, F)                                       \
+    {                                                        \
+        int64_t i = 0;                                       \
+        for (; i + VL <= (width); i += VL) F(i, VL)          \
+        if (i < (width)) F(i, (width) - i)                   \
+    }
+
 INLINE void norm_row(const Norm *n, int64_t row, const int dtype, const int w_dtype) {
     const int64_t width = n->width, to = row * width;
     const int64_t from = row / n->inner * n->outer_stride + row % n->inner * n->inner_stride;
-    const void *x = n->x;
+    const void *x = n->x, *residual = n->residual, *weight = n->weight;
+    void *stream = n->stream, *y = n->y;
     int64_t at = from;
     vf squares = {0};
-    if (n->residual) {
-        for (int64_t i = 0; i < width; i += VL) {
-            const int64_t some = min64(VL, width - i);
-            vf sum = load_part(x, from + i, some, dtype) + load_part(n->residual, to + i, some, dtype);
-            store_part(n->stream, to + i, some, sum, dtype);
-        }
-        x = n->stream;
+    if (residual) {
+#define SUM(i, some)                                                                             \
+    {                                                                                            \
+        vf sum = load_part(x, from + i, some, dtype) + load_part(residual, to + i, some, dtype); \
+        store_part(stream, to + i, some, sum, dtype);                                            \
+    }
+        EACH(width, SUM)
+        x = stream;
         at = to;
     }
-    for (int64_t i = 0; i < width; i += VL) {
-        vf v = load_part(x, at + i, min64(VL, width - i), dtype);
-        squares = madd(v, v, squares);
+#define SQUARE(i, some)                               \
+    {                                                 \
+        vf v = load_part(x, at + i, some, dtype);     \
+        squares = madd(v, v, squares);                \
     }
+    EACH(width, SQUARE)
     vf factor = splat(1.0f / sqrtf(lane_sum(squares) / (float)width + n->eps));
-    for (int64_t i = 0; i < width; i += VL) {
-        const int64_t some = min64(VL, width - i);
-        vf v = load_part(x, at + i, some, dtype) * factor;
-        store_part(n->y, to + i, some, v * load_part(n->weight, i, some, w_dtype), dtype);
+#define NORM(i, some)                                                                          \
+    {                                                                                          \
+        vf v = load_part(x, at + i, some, dtype) * factor;                                     \
+        store_part(y, to + i, some, v * load_part(weight, i, some, w_dtype), dtype);           \
     }
+    EACH(width, NORM)
 }
 
 static void norm_work(void *job, int64_t chunk) {
@@ -76,17 +90,20 @@ typedef struct {
 INLINE void rotate(const Half *h, int64_t token, const int dtype) {
     const int64_t half = h->width / 2;
     const float *cos = h->cos_sin + h->positions[token] * h->width, *sin = cos + half;
+    const void *x = h->from;
+    void *y = h->to;
     for (int64_t head = 0; head < h->heads; head++) {
         const int64_t from = token * h->token_stride + head * h->head_stride;
         const int64_t to = (token * h->heads + head) * h->width;
-        for (int64_t i = 0; i < half; i += VL) {
-            const int64_t some = min64(VL, half - i);
-            vf a = load_part(h->from, from + i, some, dtype);
-            vf b = load_part(h->from, from + half + i, some, dtype);
-            vf c = load_part(cos, i, some, F32), s = load_part(sin, i, some, F32);
-            store_part(h->to, to + i, some, madd(a, c, -(b * s)), dtype);
-            store_part(h->to, to + half + i, some, madd(b, c, a * s), dtype);
-        }
+#define ROTATE(i, some)                                                            \
+    {                                                                              \
+        vf a = load_part(x, from + i, some, dtype);                                \
+        vf b = load_part(x, from + half + i, some, dtype);                         \
+        vf c = load_part(cos, i, some, F32), s = load_part(sin, i, some, F32);     \
+        store_part(y, to + i, some, madd(a, c, -(b * s)), dtype);                  \
+        store_part(y, to + half + i, some, madd(b, c, a * s), dtype);              \
+    }
+        EACH(half, ROTATE)
     }
 }
 
@@ -129,14 +146,17 @@ typedef struct {
 } Gate;
 
 INLINE void gate_row(const Gate *g, int64_t row, const int dtype) {
-    const int64_t from = row * g->stride, to = row * g->width;
-    for (int64_t i = 0; i < g->width; i += VL) {
-        const int64_t some = min64(VL, g->width - i);
-        vf gate = load_part(g->x, from + i, some, dtype);
-        vf up = load_part(g->x, from + g->width + i, some, dtype);
-        vf silu = gate / (splat(1.0f) + vexp(-gate));
-        store_part(g->y, to + i, some, silu * up, dtype);
+    const int64_t width = g->width, from = row * g->stride, to = row * width;
+    const void *x = g->x;
+    void *y = g->y;
+#define GATE(i, some)                                               \
+    {                                                               \
+        vf gate = load_part(x, from + i, some, dtype);              \
+        vf up = load_part(x, from + width + i, some, dtype);        \
+        vf silu = gate / (splat(1.0f) + vexp(-gate));               \
+        store_part(y, to + i, some, silu * up, dtype);              \
     }
+    EACH(width, GATE)
 }
 
 static void gate_work(void *job, int64_t chunk) {

@@ -74,7 +74,7 @@ typedef struct {
     const Tile *tiles;
     const void *x;
     Quant *quants;
-    int64_t rows, height, blocks, chunk, ldx;
+    int64_t rows, height, ldx;
     int zero, x_dtype;
 } Job;
 
@@ -89,11 +89,10 @@ static void round_row(void *job, int64_t r) {
     }
 }
 
-static void work(void *job, int64_t chunk) {
+static void work(void *job, int64_t block, int64_t last) {
     const Job *j = job;
-    const int64_t last = min64(j->blocks, (chunk + 1) * j->chunk);
     const int64_t parts = (j->rows + j->height - 1) / j->height;
-    for (int64_t block = chunk * j->chunk; block < last; block++)
+    for (; block < last; block++)
         for (int64_t row = 0, part = 0; row < j->rows; row += j->height, part++)
             j->tiles[min64(j->height, j->rows - row) - 1](&j->d, row, block, part, parts);
 }
@@ -110,10 +109,9 @@ API void packed(const void *x, const void *codes, const void *scales, const void
     Quant *quants = malloc((size_t)(rows * groups) * sizeof(Quant));
     Job j = {{quants, codes, scales, mins, bias, y, groups, n, s_dtype, b_dtype, y_dtype},
              bits == 4 ? (mins ? tile_min4 : tile_zero4) : (mins ? tile_min8 : tile_zero8),
-             x, quants, rows, (rows + parts - 1) / parts, blocks, share(blocks, threads), ldx,
-             zero, x_dtype};
+             x, quants, rows, (rows + parts - 1) / parts, ldx, zero, x_dtype};
     pool_run(round_row, &j, rows, rows < 4 ? 1 : threads);
-    pool_run(work, &j, (blocks + j.chunk - 1) / j.chunk, threads);
+    pool_walk(work, &j, blocks, 1, threads);
     free(quants);
 #endif
 }

@@ -150,3 +150,48 @@ void pool_run(Work work, void *job, int64_t chunks, int threads) {
     }
     pthread_mutex_unlock(&in_use);
 }
+
+typedef struct {
+    _Atomic int64_t next;
+    int64_t end;
+    char apart[48]; /* a cache line each */
+} Range;
+
+typedef struct {
+    Walk walk;
+    void *job;
+    Range *ranges;
+    int64_t count, step;
+} Ranges;
+
+static void walk_ranges(void *ranges, int64_t own) {
+    const Ranges *r = ranges;
+    for (int64_t i = 0; i < r->count; i++) {
+        Range *range = r->ranges + (own + i) % r->count;
+        for (;;) {
+            const int64_t first = atomic_fetch_add(&range->next, r->step);
+            if (first >= range->end) break;
+            const int64_t last = first + r->step;
+            r->walk(r->job, first, last < range->end ? last : range->end);
+        }
+    }
+}
+
+void pool_walk(Walk walk, void *job, int64_t blocks, int64_t step, int threads) {
+    const int64_t steps = (blocks + step - 1) / step;
+    int64_t count = threads < MOST ? threads : MOST;
+    if (count > steps) count = steps;
+    if (count <= 1) {
+        for (int64_t first = 0; first < blocks; first += step)
+            walk(job, first, first + step < blocks ? first + step : blocks);
+        return;
+    }
+    Range ranges[MOST];
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t first = steps * i / count * step, end = steps * (i + 1) / count * step;
+        atomic_init(&ranges[i].next, first);
+        ranges[i].end = end < blocks ? end : blocks;
+    }
+    Ranges all = {walk, job, ranges, count, step};
+    pool_run(walk_ranges, &all, count, (int)count);
+}

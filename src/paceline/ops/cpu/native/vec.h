@@ -152,7 +152,7 @@ INLINE void store(void *base, int64_t i, vf x, int dtype) {
     uint16_t *p = (uint16_t *)base + i;
     if (dtype == BF16) {
         vu u = (vu)x;
-        vu nan = (vu)((u & 0x7fffffff) > 0x7f800000u);
+        vu nan = (vu)((vi)(u & 0x7fffffff) > 0x7f800000);
         vu round = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
         vu quiet = (u >> 16) | 0x40;
         *(vh_any *)p = __builtin_convertvector((nan & quiet) | (~nan & round), vh);
