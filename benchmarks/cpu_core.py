@@ -205,7 +205,8 @@ def peak_bytes() -> int:
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
-    raise OSError("/proc/self/status has no line VmHWM; this measurement needs Linux")
+    msg = "/proc/self/status has no line VmHWM; this measurement needs Linux"
+    raise OSError(msg)
 
 
 def second_start() -> Row:
