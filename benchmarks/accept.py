@@ -8,6 +8,7 @@ accept  accept length by drafter, nodes, data set, group and temperature, with e
                 --spec-bench question.jsonl --human-eval HumanEval.jsonl.gz --gsm8k test.jsonl
 speed   as served: one sequence at a time, the policy chooses how many nodes are verified, and the
         autoregressive baseline runs beside it, prompt by prompt; ten prompts of each group.
+join    nothing is measured: rows of the records named by --records, made side by side, are put in.
 
 Without paths the prompts of this folder are used (60 of Spec-Bench, 40 of HumanEval). Rows measured
 again replace the old ones; the others stay.
@@ -39,7 +40,17 @@ from paceline.models import LoadedModel
 
 HERE = Path(__file__).parent
 SETS = {"spec_bench": "spec_bench.jsonl", "human_eval": "human_eval.jsonl", "gsm8k": None}
-KEYS = ("drafter", "nodes", "dataset", "group", "temperature", "device", "weights", "adaptive")
+KEYS = (
+    "drafter",
+    "parts",
+    "nodes",
+    "dataset",
+    "group",
+    "temperature",
+    "device",
+    "weights",
+    "adaptive",
+)
 DRAFTERS = (
     '{"method": "dflash", "num_speculative_tokens": 7}',
     '{"method": "ddtree", "num_speculative_tokens": 16}',
@@ -165,6 +176,7 @@ def row(
     """What was run, without what came out."""
     return {
         "drafter": way.name,
+        "parts": way.config.get("parts"),
         "nodes": way.nodes,
         "dataset": dataset,
         "group": group,
@@ -193,21 +205,17 @@ def say(found: Row, seconds: float) -> None:
     )
 
 
-def merged(path: Path, rows: list[Row], entropies: Row, part: str) -> Row:
+def merged(path: Path, rows: list[Row], entropies: Row, part: str, origin: Row) -> Row:
     """The record with these rows in place of older ones of the same meaning."""
     old: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
-    new = {tuple(r[k] for k in KEYS) for r in rows}
+    new = {tuple(str(r.get(k)) for k in KEYS) for r in rows}
     kept = [
         r
         for r in old.get("rows", [])  # type: ignore[attr-defined]
-        if tuple(r[k] for k in KEYS) not in new
+        if tuple(str(r.get(k)) for k in KEYS) not in new
     ]
     about = dict(old.get("measured", {}))  # type: ignore[call-overload]
-    about[part] = {
-        "machine": machine(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
-        "versions": versions(),
-        "source": source(),
-    }
+    about[part] = origin
     return {
         "schema": "paceline/accept/1",
         "model": "SmolLM2-135M-Instruct",
@@ -218,12 +226,35 @@ def merged(path: Path, rows: list[Row], entropies: Row, part: str) -> Row:
     }
 
 
+def here() -> Row:
+    """The machine and the code that measure."""
+    return {
+        "machine": machine(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        "versions": versions(),
+        "source": source(),
+    }
+
+
+def save(path: Path, record: Row) -> None:
+    """Write the record."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def join(path: Path, records: Sequence[Path]) -> None:
+    """Put the rows of other records into this one, in their order."""
+    for other in records:
+        found = json.loads(other.read_text())
+        for part, origin in found["measured"].items():
+            save(path, merged(path, found["rows"], found["entropy_nats_t1"], part, origin))
+
+
 def main() -> None:
     """Measure one part and write it into the record."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("accept", "speed"))
+    parser.add_argument("part", choices=("accept", "speed", "join"))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "accept-smollm2.json")
     parser.add_argument(
         "--drafters", nargs="+", default=DRAFTERS, help="JSON objects with vLLM's keys"
@@ -241,7 +272,11 @@ def main() -> None:
     for name in SETS:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, dest=name, type=Path, help="the full set")
+    parser.add_argument("--records", type=Path, nargs="+", default=[], help="join: to put in")
     args = parser.parse_args()
+    if args.part == "join":
+        join(args.out, args.records)
+        return
     if args.part == "speed" and args.limit is None:
         args.limit = 10
     tokens = Tokenizer.from_files(models.resolve(args.model).path)
@@ -250,9 +285,8 @@ def main() -> None:
         rows, entropies = measure_accept(args, tokens)
     else:
         rows = measure_speed(args, tokens)
-    record = merged(args.out, rows, entropies, args.part)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    record = merged(args.out, rows, entropies, args.part, here())
+    save(args.out, record)
     print(json.dumps(record))
 
 

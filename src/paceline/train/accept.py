@@ -80,7 +80,7 @@ class HeldOut:
         ids = ids[(length - docs["prompt"])[ids] >= 2][:most]
         if not len(ids):
             msg = (
-                f"{shards.folder} holds no held-out answer, so nothing can be measured; generate "
+                f"none of {len(docs)} answers is held out, so nothing can be measured; generate "
                 "more answers, or raise --held-out before a run's first call"
             )
             raise ConfigError(msg)

@@ -108,7 +108,8 @@ class Eagle3Task:
         net: the drafter; its parameters get gradients.
         num_steps: K.
         weigh: how a chain's steps are weighed.
-        compiled: run both networks and the loss through torch.compile.
+        compiled: run the target and the loss through torch.compile. Not the chains, which Triton 3.6
+            cannot compile (inductor's kernel ends in "PassManager::run failed").
     """
 
     def __init__(
@@ -128,15 +129,11 @@ class Eagle3Task:
         self._rows[net.d2t] = torch.arange(net.config.draft_vocab_size, device=target.device)
         net.requires_grad_(True)
         self._read: _Read = self._run_target
-        self._unroll: Callable[[Batch, Tensor], Tensor] = self._run_net
         self._fused: tuple[Fused, Fused] | None = None
         if compiled:
             choose_ops(target)
             # Shapes never change, so nothing is compiled twice.
             self._read = cast("_Read", torch.compile(self._run_target, dynamic=False))
-            self._unroll = cast(
-                "Callable[[Batch, Tensor], Tensor]", torch.compile(self._run_net, dynamic=False)
-            )
             self._fused = (
                 cast("Fused", torch.compile(scored)),  # the last chunk is a shorter one
                 cast("Fused", torch.compile(slopes)),
@@ -149,7 +146,26 @@ class Eagle3Task:
 
     def unroll(self, batch: Batch, features: Tensor) -> Tensor:
         """The drafter's output after its final norm for every step of every chain, [S * N, K, H]."""
-        return self._unroll(batch, features)
+        net, (rows, size) = self.net, batch.token_ids.shape
+        fused = net.project(features)
+        after = batch.token_ids.roll(-1, 1).view(-1)  # a sequence's last entry: no chain sees it
+        context = net.context(net.embed(after), fused, batch.positions.view(-1))
+        places = (batch.anchors - 1).clamp(min=0)  # a row's unused anchors say 0
+        attend = Chains(context, batch.docs, places)
+        first = torch.arange(rows, device=places.device).unsqueeze(1) * size
+        feature = fused.index_select(0, (places + first).view(-1))
+        position = batch.positions.gather(1, places).view(-1)
+        token = batch.token_ids.gather(1, batch.anchors).view(-1)
+        said = []
+        for step in range(self.num_steps):
+            if step:
+                token = batch.targets[:, :, step - 1].reshape(-1).clamp(min=0)
+            out = net.layer(net.embed(token), feature, position + step, attend)
+            said.append(net.norm(out))
+            feature = net.fed_back(out)
+        hidden = torch.stack(said, dim=1)
+        scale = net.config.logit_scale
+        return hidden if scale == 1.0 else hidden * scale
 
     def loss(self, batch: Batch) -> Tensor:
         """Weighted soft cross-entropy, a scalar with gradients."""
@@ -168,15 +184,15 @@ class Eagle3Task:
             fused=self._fused,
         )
 
+    @torch.no_grad()
     def matches(self, batch: Batch) -> Tensor:
         """[S, N] int64: how many leading drafts of each chain are what the text goes on with.
 
         Steps are fed the text's tokens. Up to a chain's first mismatch these are its own drafts, and
         what comes after that is not counted.
         """
-        # Gradients stay on: the compiled network is then the one of the training step.
-        hidden = self.unroll(batch, self.read(batch)[0]).detach()
-        best = self.net.d2t[best_tokens(hidden, plain(self.net.lm_head).detach())]
+        hidden = self.unroll(batch, self.read(batch)[0])
+        best = self.net.d2t[best_tokens(hidden, plain(self.net.lm_head))]
         best = best.view_as(batch.targets)
         return (best == batch.targets).to(torch.int64).cumprod(-1).sum(-1)
 
@@ -199,25 +215,3 @@ class Eagle3Task:
         out = self.target(packed_pass(batch), attend, self.net.config.aux_layers)
         assert out.aux is not None, "a drafter has taps"
         return out.aux, out.hidden
-
-    def _run_net(self, batch: Batch, features: Tensor) -> Tensor:
-        net, (rows, size) = self.net, batch.token_ids.shape
-        fused = net.project(features)
-        after = batch.token_ids.roll(-1, 1).view(-1)  # a sequence's last entry: no chain sees it
-        context = net.context(net.embed(after), fused, batch.positions.view(-1))
-        places = (batch.anchors - 1).clamp(min=0)  # a row's unused anchors say 0
-        attend = Chains(context, batch.docs, places)
-        first = torch.arange(rows, device=places.device).unsqueeze(1) * size
-        feature = fused.index_select(0, (places + first).view(-1))
-        position = batch.positions.gather(1, places).view(-1)
-        token = batch.token_ids.gather(1, batch.anchors).view(-1)
-        said = []
-        for step in range(self.num_steps):
-            if step:
-                token = batch.targets[:, :, step - 1].reshape(-1).clamp(min=0)
-            out = net.layer(net.embed(token), feature, position + step, attend)
-            said.append(net.norm(out))
-            feature = net.fed_back(out)
-        hidden = torch.stack(said, dim=1)
-        scale = net.config.logit_scale
-        return hidden if scale == 1.0 else hidden * scale

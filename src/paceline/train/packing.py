@@ -113,7 +113,7 @@ class Packer:
         self._lengths: Ints = length[self._ids].astype(np.int64)
         if not len(self._ids):
             msg = (
-                f"nothing to train on: {shards.folder} holds {len(docs)} sequences, of which "
+                f"nothing to train on: there are {len(docs)} answers, of which "
                 f"{int(docs['held_out'].sum())} are held out and none has two answer tokens within "
                 f"{geometry.row_tokens} tokens; generate more, or raise --row-tokens"
             )

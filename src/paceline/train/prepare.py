@@ -69,6 +69,21 @@ class PromptFacts:
     sources: dict[str, int]  # "source (licence)" -> prompts
 
 
+def together(parts: Sequence[PromptFacts]) -> PromptFacts:
+    """Facts about the prompts of several runs, as of one; the same files count once."""
+    apart = list({tuple(sorted(part.files.items())): part for part in parts}.values())
+    sources: Counter[str] = Counter()
+    for part in apart:
+        sources.update(part.sources)
+    return PromptFacts(
+        files={name: digest for part in apart for name, digest in part.files.items()},
+        num_prompts=sum(part.num_prompts for part in apart),
+        num_too_long=sum(part.num_too_long for part in apart),
+        num_broken=sum(part.num_broken for part in apart),
+        sources=dict(sources),
+    )
+
+
 def is_held_out(prompt_ids: Sequence[int], share: float) -> bool:
     """Whether a prompt is kept for measuring: its hash, as a fraction, is below `share`."""
     data = np.array(prompt_ids, dtype="<i4").tobytes()

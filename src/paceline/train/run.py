@@ -29,6 +29,7 @@ from paceline.train.prepare import ChatTokenizer
 from paceline.train.progress import Progress
 from paceline.train.settings import TrainSettings
 from paceline.train.settle import settle
+from paceline.train.shards import Shards
 
 if TYPE_CHECKING:
     from paceline.models import LoadedModel
@@ -67,9 +68,14 @@ class Run(Generic[S]):
         return self._loaded
 
     @property
-    def data(self) -> Path:
-        """The folder that has `prompts` and `answers`: this run's, or the one that it borrows from."""
-        return self.folder if self.settings.answers is None else self.settings.answers
+    def sources(self) -> tuple[Path, ...]:
+        """Folders that have `prompts` and `answers`: this run's, or those that it borrows from."""
+        return self.settings.answers or (self.folder,)
+
+    @property
+    def answers(self) -> Shards:
+        """The answers to train on and to measure with, as they are now."""
+        return Shards(*(source / "answers" for source in self.sources))
 
     @property
     def answers_about(self) -> dict[str, object]:

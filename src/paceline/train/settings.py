@@ -60,9 +60,9 @@ class TrainSettings:
     stages: tuple[str, ...] = field(
         default=STAGES, metadata=doc("which of prepare, generate, train, finish", "Run")
     )
-    answers: Path | None = field(
-        default=None,
-        metadata=doc("folder of another run whose prompts and answers are used as they are", "Run"),
+    answers: tuple[Path, ...] = field(
+        default=(),
+        metadata=doc("folders of other runs whose prompts and answers are used as they are", "Run"),
     )
     # -- data
     prompts: tuple[Path, ...] = field(
@@ -187,7 +187,7 @@ class TrainSettings:
             problems.append(f"stages {unknown} are none of {', '.join(STAGES)}")
         if "train" in self.stages and (self.steps is None) == (self.train_minutes is None):
             problems.append("give either steps or train_minutes")
-        makes = self.answers is None and "prepare" in self.stages
+        makes = not self.answers and "prepare" in self.stages
         if self.own_share < 1 and not self.prompts and makes:
             problems.append(
                 "give prompts, or --own-share 1 to train on the target's own alone, or --answers "

@@ -1,7 +1,7 @@
 """Settings of a run: those of its first call, what later calls change, and what comes with answers.
 
-A run may use the prompts and answers of another one (`--answers`); then what those are, temperatures and
-lengths for example, is as that run's settings say, and is not said again.
+A run may use the prompts and answers of others (`--answers`); then what those are, temperatures and
+lengths for example, is as their settings say, which must agree, and is not said again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ _METHOD = "method"
 _FIRST_METHOD = "dflash"  # of runs from before there was another, which do not say
 
 
+# Of what comes with answers: what each of several runs may have of its own.
+_OWN: Final = frozenset({"prompts", "answer_tokens"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Other:
-    """What is taken from the run whose answers are used."""
+    """What is taken from a run whose answers are used."""
 
     folder: Path
     values: dict[str, object]
@@ -42,16 +46,17 @@ def settle(folder: Path, given: Mapping[str, object], kind: type[S]) -> S:
     Raises:
         ConfigError: a setting is invalid, or is not what it was in this run's first call; the
             folder holds the run of another kind of drafter; answers of another run are asked for
-            and it has none.
+            and it has none, or those of several that were made with other settings.
     """
     path = folder / SETTINGS
     stored = _read(path)
     given = dict(given)
     before = None if stored is None else _restored(stored, kind, path)
-    source = given.get("answers", None if before is None else before.answers)
-    if isinstance(source, Path):
-        given = _with_answers(given, source, before)
-        if Path(str(given["answers"])).resolve() == folder.resolve():
+    sources = given.get("answers", () if before is None else before.answers)
+    if isinstance(sources, tuple) and sources:
+        others = _others(sources)
+        given = _with_answers(given, others, before)
+        if folder.resolve() in (other.folder.resolve() for other in others):
             msg = f"{folder} cannot use its own answers as another run's; leave out --answers"
             raise ConfigError(msg)
     settings = kind(**given) if before is None else _changed(before, given, folder)  # type: ignore[arg-type]
@@ -84,28 +89,66 @@ def _changed(before: S, given: dict[str, object], folder: Path) -> S:
 
 
 def _with_answers(
-    given: dict[str, object], source: Path, before: TrainSettings | None
+    given: dict[str, object], others: list[_Other], before: TrainSettings | None
 ) -> dict[str, object]:
-    """This call's settings with those that belong to another run's answers."""
+    """This call's settings with those that belong to other runs' answers."""
     said = sorted(OF_ANSWERS & given.keys())
     if said:
         flags = ", ".join("--" + name.replace("_", "-") for name in said)
         msg = (
-            f"the answers of {source} are used as they are, so {flags} cannot be chosen; leave out "
+            f"the answers of {others[0].folder} are used as they are, so {flags} cannot be chosen; leave out "
             "these flags, or leave out --answers and generate answers of this run's own"
         )
         raise ConfigError(msg)
-    other = _other(source)
     found = dict(given)
-    found["answers"] = other.folder
-    found |= {name: other.values[name] for name in OF_ANSWERS & other.values.keys()}
-    if before is None and "model" in other.values:
-        found.setdefault("model", other.values["model"])
+    found["answers"] = tuple(other.folder for other in others)
+    values = others[0].values
+    found |= {name: values[name] for name in OF_ANSWERS & values.keys()}
+    if before is None and "model" in values:
+        found.setdefault("model", values["model"])
     return found
 
 
-def _other(source: Path) -> _Other:
-    """The run that made the answers, which may be one that the named run itself borrows from."""
+def _others(sources: tuple[Path, ...]) -> list[_Other]:
+    """The runs that made the answers, each once, in the order named."""
+    named = [other for source in sources for other in _owners(source)]
+    others = list({other.folder.resolve(): other for other in named}.values())
+    first = others[0]
+    for other in others[1:]:
+        wrong = [
+            f"{name} {other.values.get(name)!r} instead of {first.values.get(name)!r}"
+            for name in sorted(OF_ANSWERS - _OWN)
+            if other.values.get(name) != first.values.get(name)
+        ]
+        if wrong:
+            msg = (
+                f"the answers of {other.folder} were made otherwise than those of {first.folder}: "
+                f"{'; '.join(wrong)}. Answers of several runs are used together if nothing but "
+                "prompts, seed and number differs; name fewer runs, or generate again."
+            )
+            raise ConfigError(msg)
+    _refuse_twins(others)
+    return others
+
+
+def _refuse_twins(others: list[_Other]) -> None:
+    """Refuse runs that made the same answers: equal prompts and an equal seed."""
+    seen: dict[object, _Other] = {}
+    for other in others:
+        values = other.values
+        same_files = values.get("prompts") if values.get("own_share") == 0.0 else None
+        twin = seen.setdefault((values.get("seed"), same_files), other)
+        if twin is not other:
+            msg = (
+                f"{twin.folder} and {other.folder} made their answers with the same seed "
+                f"{values.get('seed')}, so they say the same; leave one of them out, or generate "
+                "with another --seed"
+            )
+            raise ConfigError(msg)
+
+
+def _owners(source: Path) -> list[_Other]:
+    """The runs that made a run's answers: itself, or those that it borrows from."""
     values = _read(source / SETTINGS)
     if values is None:
         msg = (
@@ -113,10 +156,9 @@ def _other(source: Path) -> _Other:
             "an earlier run was given, with its prompts and answers"
         )
         raise ConfigError(msg)
-    borrowed = values.get("answers")
-    if isinstance(borrowed, str):
-        return _other(Path(borrowed))
-    return _Other(folder=source, values=_typed(values, TrainSettings()))
+    if values.get("answers"):
+        return [owner for lender in values["answers"] for owner in _owners(Path(lender))]
+    return [_Other(folder=source, values=_typed(values, TrainSettings()))]
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -157,8 +199,8 @@ def _typed(values: dict[str, Any], defaults: TrainSettings) -> dict[str, Any]:
             continue
         value = values[item.name]
         if isinstance(item.default, tuple):
-            value = tuple(Path(v) if item.name == "prompts" else v for v in value)
-        elif item.name in ("init", "answers") and value is not None:
+            value = tuple(Path(v) if item.name in ("prompts", "answers") else v for v in value)
+        elif item.name == "init" and value is not None:
             value = Path(value)
         found[item.name] = value
     return found

@@ -130,10 +130,10 @@ class ShardWriter:
 
 
 class Shards:
-    """All sequences of a folder, mapped from disk.
+    """All sequences of some folders, one folder after the other, mapped from disk.
 
     Args:
-        folder: of a `ShardWriter`.
+        folders: of a `ShardWriter` each.
 
     Attributes:
         docs: [n] records of `DOC`, all shards one after the other.
@@ -142,12 +142,11 @@ class Shards:
         ConfigError: a shard is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, *folders: Path) -> None:
         self._tokens: list[NDArray[np.integer]] = []
         docs: list[NDArray[np.void]] = []
         self._firsts: list[int] = []
-        for index in range(_count(folder)):
+        for folder, index in ((f, i) for f in folders for i in range(_count(f))):
             path = folder / _name("docs", index)
             try:
                 found = np.load(path)

@@ -19,7 +19,7 @@ from paceline.train.export import Story, write_story
 from paceline.train.generate import OWN_GROUP, Generator
 from paceline.train.jobs import JobList
 from paceline.train.packing import Geometry, Packer, usual_anchors
-from paceline.train.prepare import facts, prepare
+from paceline.train.prepare import facts, prepare, together
 from paceline.train.settings import TrainSettings
 from paceline.train.shards import Shards, ShardWriter, check_about
 from paceline.train.state import Journey, load_journey
@@ -47,7 +47,7 @@ def go(run: Run[S], method: Method[S]) -> bool:
         Whether all of them are complete; False: time was up, so call again.
     """
     stages = run.settings.stages
-    if run.settings.answers is not None:
+    if run.settings.answers:
         check_borrowed(run)
     else:
         if "prepare" in stages:
@@ -72,18 +72,19 @@ def go(run: Run[S], method: Method[S]) -> bool:
 
 
 def check_borrowed(run: Run[Any]) -> None:
-    """Refuse another run's answers unless they are this target's, and there.
+    """Refuse other runs' answers unless they are this target's, and there.
 
     Raises:
         ConfigError: as above.
     """
-    if facts(run.data / "prompts") is None or not len(Shards(run.data / "answers")):
-        msg = (
-            f"{run.data} holds no answers; go through its stages 'prepare' and 'generate' first, or "
-            "leave out --answers"
-        )
-        raise ConfigError(msg)
-    check_about(run.data / "answers", run.answers_about)
+    for source in run.sources:
+        if facts(source / "prompts") is None or not len(Shards(source / "answers")):
+            msg = (
+                f"{source} holds no answers; go through its stages 'prepare' and 'generate' first, "
+                "or leave it out of --answers"
+            )
+            raise ConfigError(msg)
+        check_about(source / "answers", run.answers_about)
 
 
 def generate(run: Run[Any]) -> bool:
@@ -133,7 +134,7 @@ def train(run: Run[S], method: Method[S]) -> bool:
 def make_trainer(run: Run[S], method: Method[S]) -> Trainer:
     """Everything that training needs, with the weights of the last saved state."""
     settings = run.settings
-    shards = Shards(run.data / "answers")
+    shards = run.answers
     learner = method.learner(run)
     geometry = Geometry(
         rows=settings.batch_rows,
@@ -184,7 +185,7 @@ def finish(run: Run[S], method: Method[S]) -> None:
     journey = load_journey(run.folder / STATE)
     if journey.best_step == journey.step:
         candidates = candidates[:1]  # the last is the best
-    shards = Shards(run.data / "answers")
+    shards = run.answers
     export(run, method, shards, journey, candidates[0], {})
     lengths = shards.docs["prompt"]
     prompts = [
@@ -211,8 +212,9 @@ def export(
     """Write the folder to ship: drafter, card and record."""
     folder = run.folder / "export"
     words = method.export(run, run.folder / chosen, folder)
-    prompt_facts = facts(run.data / "prompts")
-    assert prompt_facts is not None, "answers came from prepared prompts"
+    found = [facts(source / "prompts") for source in run.sources]
+    prompt_facts = [one for one in found if one is not None]
+    assert len(prompt_facts) == len(found), "answers came from prepared prompts"
     device = "a CPU"
     if run.device.type == "cuda":
         device = torch.cuda.get_device_name(run.device)
@@ -222,7 +224,7 @@ def export(
             words=words,
             settings=run.settings,
             journey=journey,
-            prompts=prompt_facts,
+            prompts=together(prompt_facts),
             num_answers=len(shards),
             num_answer_tokens=shards.num_answer_tokens,
             num_own=int((shards.docs["group"] == OWN_GROUP.encode()).sum()),

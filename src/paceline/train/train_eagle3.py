@@ -19,11 +19,11 @@ from paceline.train.export import SHARD_BYTES, bare, weighing
 from paceline.train.losses import row_weights
 from paceline.train.methods import Learner, Words
 from paceline.train.packing import Geometry, Packer
-from paceline.train.shards import Shards
 from paceline.train.target import target_info
 
 if TYPE_CHECKING:
     from paceline.train.run import Run
+    from paceline.train.shards import Shards
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Eagle3Method:
 
     def learner(self, run: Run[Eagle3Settings]) -> Learner:
         """See `Method`."""
-        shards = Shards(run.data / "answers")
+        shards = run.answers
         net = (
             _new(run, shards)
             if run.settings.init is None
@@ -73,7 +73,7 @@ class Eagle3Method:
         _save(net, folder)
         config, settings, ids = net.config, run.settings, net.d2t.cpu().numpy()
         count = sum(p.numel() for p in net.parameters())
-        shards = Shards(run.data / "answers")
+        shards = run.answers
         trained, held_out = (
             vocabulary.coverage(counted(shards, config.vocab_size), ids)
             for counted in (vocabulary.trained_counts, vocabulary.held_out_counts)

@@ -123,5 +123,5 @@ def test_no_held_out_answer_is_said(tmp_path: Path) -> None:
         Doc(token_ids=[5] * 9, num_prompt=2, held_out=True, temperature=1.0),
     ]
     shards = write_docs(tmp_path, docs)
-    with pytest.raises(ConfigError, match="holds no held-out answer"):
+    with pytest.raises(ConfigError, match="none of 2 answers is held out"):
         HeldOut(shards, Geometry(rows=1, row_tokens=32, anchors=4, targets=4), 5, CPU)

@@ -180,13 +180,13 @@ def test_borrowed_answers_are_found_where_they_are(tmp_path: Path) -> None:
     """Through a run that borrows itself; never a run's own; settings of before there were two kinds."""
     one, two, three = (tmp_path / name for name in ("one", "two", "three"))
     settle(one, {"own_share": 1.0, "steps": 1, "temperatures": (0.0, 0.5)}, DFlashSettings)
-    settle(two, {"answers": one, "steps": 1}, Eagle3Settings)
-    found = settle(three, {"answers": two, "steps": 1}, Eagle3Settings)
-    assert found.answers == one
+    settle(two, {"answers": (one,), "steps": 1}, Eagle3Settings)
+    found = settle(three, {"answers": (two,), "steps": 1}, Eagle3Settings)
+    assert found.answers == (one,)
     assert found.temperatures == (0.0, 0.5)
     assert settle(three, {}, Eagle3Settings) == found
     with pytest.raises(ConfigError, match="cannot use its own answers"):
-        settle(one, {"answers": two, "steps": 1}, DFlashSettings)
+        settle(one, {"answers": (two,), "steps": 1}, DFlashSettings)
     stored = json.loads((one / "settings.json").read_text())
     assert stored.pop("method") == "dflash"
     (one / "settings.json").write_text(json.dumps(stored))
