@@ -285,6 +285,7 @@ def test_portable_code_computes_the_same(tmp_path: Path, tuning: str) -> None:
     lib = loading.load(result.path)
     assert lib.fast == tuning.endswith("v3")
     assert not lib.pairs
+    assert not lib.tiles
     assert lib.groups == ("AVX2" if tuning.endswith("v3") else None)
     gen = torch.Generator().manual_seed(0)
     for dtype in loading.DTYPES:
@@ -292,6 +293,7 @@ def test_portable_code_computes_the_same(tmp_path: Path, tuning: str) -> None:
         held = dense.DenseWeight.pack(weight, lib)
         assert close(held.matmul(x), x.double() @ weight.double().T)
         assert torch.equal(held.matmul(x)[:1], held.matmul(x[:1]))
+        assert torch.equal(held.rows(torch.tensor([69, 0, 33])), weight[[69, 0, 33]])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fused, "native", lambda: lib)
         patch.setattr(attention, "native", lambda: lib)

@@ -64,6 +64,11 @@ class DenseWeight:
         return self.lib.pairs and self.dtype == torch.bfloat16
 
     @property
+    def way(self) -> int:
+        """`pairs` of dense.c: 0 float32 arithmetic, 1 AVX512-BF16, 2 AMX; one of them for all rows."""
+        return (2 if self.lib.tiles else 1) if self.pairs else 0
+
+    @property
     def nbytes(self) -> int:
         """Bytes held, padding included."""
         return self.blocks.nbytes
@@ -71,17 +76,25 @@ class DenseWeight:
     @property
     def kind(self) -> str:
         """One line for people."""
-        how = "AVX512-BF16" if self.pairs else "float32 arithmetic"
+        how = ("float32 arithmetic", "AVX512-BF16", "AMX")[self.way]
         return f"{str(self.dtype)[6:]}, own kernel, {how}"
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows `ids` ([n] int64) as an [n, K] matrix."""
-        columns = self.lib.columns
-        block, column = ids // columns, ids % columns
-        if self.dtype == torch.bfloat16 and not self.pairs:
-            half = columns // 2
-            return self.blocks[block, :, column % half, column // half]
-        return self.blocks[block, :, column].reshape(ids.shape[0], self.shape[1])
+        """Rows `ids` ([n] int64) as an [n, K] matrix; NaN for an id that there is not."""
+        n, k = self.shape
+        out = torch.empty(ids.shape[0], k, dtype=self.dtype)
+        ids = ids.contiguous()
+        self.lib.dense_rows(
+            self.address,
+            ids.data_ptr(),
+            out.data_ptr(),
+            ids.shape[0],
+            k,
+            n,
+            DTYPES[self.dtype],
+            self.pairs,
+        )
+        return out
 
     def plain(self) -> Tensor:
         """The [N, K] matrix, bit by bit."""
@@ -98,8 +111,11 @@ class DenseWeight:
     def _multiply(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         n, k = self.shape
         blocks = self.blocks
-        pairs = self.pairs
-        if x.dtype not in DTYPES or (pairs and x.dtype != torch.bfloat16) or needs_grad(x, bias):
+        if (
+            x.dtype not in DTYPES
+            or (self.pairs and x.dtype != torch.bfloat16)
+            or needs_grad(x, bias)
+        ):
             every = self.plain().to(x.dtype)
             return functional.linear(x, every, bias).to(dtype)
         if x.stride(1) != 1:
@@ -118,7 +134,7 @@ class DenseWeight:
             DTYPES[blocks.dtype],
             0 if bias is None else DTYPES[bias.dtype],
             DTYPES[dtype],
-            pairs,
+            self.way,
             get_num_threads(),
         )
         return out

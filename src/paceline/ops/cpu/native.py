@@ -31,6 +31,7 @@ class Native:
     """The library's functions. Arguments are as in the C sources; tensors are passed as addresses."""
 
     dense: Call
+    dense_rows: Call
     packed: Call
     packed_rows: Call
     rms_norm: Call
@@ -42,12 +43,14 @@ class Native:
     fast: bool  # compiled for a machine on which it is faster than torch
     columns: int  # output features in a block of a dense matrix
     pairs: bool  # bfloat16 matrices are laid out in pairs of input features (AVX512-BF16)
+    tiles: bool  # such pairs are multiplied in tiles (AMX), which the system has granted
     groups: str | None  # instructions that `packed` is made of; None: it does nothing here
     path: Path
 
 
 _SIGNATURES: dict[str, list[type]] = {
     "dense": [_P] * 4 + [_L] * 4 + [_I] * 6,
+    "dense_rows": [_P] * 3 + [_L] * 3 + [_I] * 2,
     "packed": [_P] * 6 + [_L] * 4 + [_I] * 7,
     "packed_rows": [_P] * 5 + [_L] * 3 + [_I] * 4,
     "rms_norm": [_P] * 5 + [_L] * 5 + [_F] + [_I] * 3,
@@ -80,6 +83,7 @@ def load(path: Path) -> Native:
         fast=bool(short.vectors_possible()),
         columns=short.dense_columns(),
         pairs=bool(short.dense_pairs()),
+        tiles=bool(short.dense_tiles()),
         groups=_INSTRUCTIONS[short.packed_instructions()],
         path=path,
         **calls,

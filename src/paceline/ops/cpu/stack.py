@@ -165,7 +165,7 @@ def _matrix(product: Product) -> _Matrix:
         found.s_dtype = DTYPES[weight.scales.dtype]
     else:
         assert isinstance(weight, DenseWeight), "refuses() was not asked"
-        found.data, found.pairs = weight.address, weight.pairs
+        found.data, found.pairs = weight.address, weight.way
         found.w_dtype = DTYPES[weight.dtype]
     return found
 

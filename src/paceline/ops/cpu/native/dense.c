@@ -6,71 +6,10 @@
  * one accumulator, which runs over K in order, so its bits depend on its own row and column only, not
  * on the tile or the thread that computes it.
  */
-#include "dense_tiles.h"
+#include "dense_amx.h"
+#include "dense_pairs.h"
 #include "kernels.h"
 #include "pool.h"
-
-typedef struct {
-    const void *x; /* the caller's rows, or float32 copies of them */
-    const void *w;
-    const void *bias;
-    void *y;
-    int64_t k, n, ldx, ldy;
-    int w_dtype, b_dtype, y_dtype;
-} Dense;
-
-static __attribute__((noinline)) void put_any(const Dense *d, int64_t row, int64_t col, vf v) {
-    int64_t n = min64(VL, d->n - col), at = row * d->ldy + col;
-    if (n <= 0) return;
-    if (d->bias) v += load_part(d->bias, col, n, d->b_dtype);
-    store_part(d->y, at, n, v, d->y_dtype);
-}
-
-INLINE void put(const Dense *d, int64_t row, int64_t col, vf v) {
-    const int usual = !d->bias && col + VL <= d->n;
-    if (usual && d->y_dtype == BF16) store(d->y, row * d->ldy + col, v, BF16);
-    else if (usual && d->y_dtype == F32) store(d->y, row * d->ldy + col, v, F32);
-    else put_any(d, row, col, v);
-}
-
-/* ---- bfloat16 in pairs ---------------------------------------------------------------------- */
-
-#ifdef __AVX512BF16__
-#define DECLARE(m) vf a##m = {0}, b##m = {0};
-#define PUT(m)                            \
-    put(d, row + m, block * COLS, a##m);  \
-    put(d, row + m, block * COLS + VL, b##m);
-#define STEP_BF16(m)                                              \
-    {                                                             \
-        int32_t two;                                              \
-        memcpy(&two, x + m * ldx + 2 * p, 4);                     \
-        __m512bh v = (__m512bh)_mm512_set1_epi32(two);            \
-        a##m = (vf)_mm512_dpbf16_ps((__m512)a##m, w0, v);         \
-        b##m = (vf)_mm512_dpbf16_ps((__m512)b##m, w1, v);         \
-    }
-#define TILE_BF16(R)                                                          \
-    static void tile_bf16_##R(const Dense *d, int64_t row, int64_t block) {   \
-        const int64_t pairs = d->k / 2, ldx = d->ldx;                         \
-        const uint16_t *x = (const uint16_t *)d->x + row * ldx;               \
-        const uint16_t *w = (const uint16_t *)d->w + block * COLS * d->k;     \
-        ROWS_##R(DECLARE)                                                     \
-        for (int64_t p = 0; p < pairs; p++) {                                 \
-            __m512bh w0 = (__m512bh)_mm512_loadu_si512(w + p * 64);           \
-            __m512bh w1 = (__m512bh)_mm512_loadu_si512(w + p * 64 + 32);      \
-            ask_ahead(w + p * 64, 128);                                       \
-            ROWS_##R(STEP_BF16)                                               \
-        }                                                                     \
-        ROWS_##R(PUT)                                                         \
-    }
-TILE_BF16(1) TILE_BF16(2) TILE_BF16(3) TILE_BF16(4) TILE_BF16(5) TILE_BF16(6)
-TILE_BF16(7) TILE_BF16(8) TILE_BF16(9) TILE_BF16(10) TILE_BF16(11) TILE_BF16(12)
-
-typedef void (*Pairs)(const Dense *, int64_t, int64_t);
-#define T(R) tile_bf16_##R
-static const Pairs tile_bf16[MAX_ROWS] = {T(1), T(2), T(3), T(4), T(5), T(6),
-                                          T(7), T(8), T(9), T(10), T(11), T(12)};
-#undef T
-#endif
 
 /* 1: this was compiled for a machine on which it is faster than the tensor library. */
 API int vectors_possible(void) {
@@ -92,6 +31,10 @@ API int dense_pairs(void) {
     return 0;
 #endif
 }
+
+/* 1: they are multiplied in tiles, if the caller wants it (`pairs` = 2). A process that was refused
+ * tiles once should not ask for them later: bits would change. */
+API int dense_tiles(void) { return amx_granted(); }
 
 /* Features that all rows are multiplied with before the next ones: tiles after the first find their
  * weights in the nearest cache. */
@@ -155,6 +98,13 @@ static void walk(const Job *j, int64_t block, int64_t together) {
 
 static void work(void *job, int64_t block, int64_t last) {
     const Job *j = job;
+#if AMX
+    if (j->pairs == 2) {
+        amx_begin(j->height);
+        for (; block < last; block++) amx_block(&j->d, j->rows, j->height, block);
+        amx_end();
+    }
+#endif
 #ifdef __AVX512BF16__
     for (; j->pairs && block < last; block++)
         for (int64_t row = 0; row < j->rows; row += j->height)
@@ -164,12 +114,13 @@ static void work(void *job, int64_t block, int64_t last) {
     for (; block < last; block++) walk(j, block, 1);
 }
 
-/* y[rows, n] = x[rows, k] @ w.T + bias. `pairs`: w is in the AVX512-BF16 layout and x is bf16. */
+/* y[rows, n] = x[rows, k] @ w.T + bias. `pairs`: w is in pairs, x is bf16; 1: AVX512-BF16, 2: AMX. */
 API void dense(const void *x, const void *w, const void *bias, void *y, int64_t rows, int64_t k,
                int64_t n, int64_t ldx, int x_dtype, int w_dtype, int b_dtype, int y_dtype,
                int pairs, int threads) {
     if (rows <= 0) return;
-    const int64_t blocks = (n + COLS - 1) / COLS, parts = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    const int64_t blocks = (n + COLS - 1) / COLS, most = pairs == 2 ? 16 : MAX_ROWS;
+    const int64_t parts = (rows + most - 1) / most;
     Job j = {{x, w, bias, y, k, n, ldx, n, w_dtype, b_dtype, y_dtype},
              rows, (rows + parts - 1) / parts, rows, pairs};
     /* A sum waits for the one before it: a tile needs 8 to 12 of them to keep the machine busy. */
@@ -187,4 +138,27 @@ API void dense(const void *x, const void *w, const void *bias, void *y, int64_t 
     }
     pool_walk(work, &j, blocks, j.full < rows ? 2 : 1, threads);
     free(copy);
+}
+
+/* out[i, k] = row ids[i] of the weights, bit by bit: an embedding look-up. `pairs`: of the layout. */
+API void dense_rows(const void *w, const int64_t *ids, void *out, int64_t count, int64_t k, int64_t n,
+                    int dtype, int pairs) {
+    const int64_t half = COLS / 2;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t block = ids[i] / COLS, column = ids[i] % COLS;
+        if (ids[i] < 0 || ids[i] >= n) { /* the caller's fault: seen as NaN, never as another row */
+            for (int64_t f = 0; f < k; f++) store1(out, i * k + f, NAN, dtype);
+        } else if (dtype == F32) {
+            const uint32_t *from = (const uint32_t *)w + block * COLS * k + column;
+            for (int64_t f = 0; f < k; f++) ((uint32_t *)out)[i * k + f] = from[f * COLS];
+        } else if (pairs) {
+            const uint32_t *from = (const uint32_t *)w + block * COLS * (k / 2) + column;
+            uint16_t *to = (uint16_t *)out + i * k;
+            for (int64_t f = 0; f < k / 2; f++) memcpy(to + 2 * f, from + f * COLS, 4);
+        } else {
+            const int64_t at = dtype == BF16 ? column % half * 2 + column / half : column;
+            const uint16_t *from = (const uint16_t *)w + block * COLS * k + at;
+            for (int64_t f = 0; f < k; f++) ((uint16_t *)out)[i * k + f] = from[f * COLS];
+        }
+    }
 }
