@@ -18,6 +18,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -92,6 +93,13 @@ def own(weight: Tensor | ops.Groups) -> Product:
     return lambda x: ops.linear(x, held)
 
 
+def without_tiles(weight: Tensor) -> Product:
+    """Ours as on a processor without AMX, or where the system refuses it."""
+    lib = native()
+    assert lib is not None, "there are no own kernels"
+    return dense.DenseWeight.pack(weight, replace(lib, tiles=False)).matmul
+
+
 def torch_int4(weight: Tensor) -> Product:
     """PyTorch's packed 4-bit product, groups of 32."""
     held = groups.TorchInt4Weight.pack(ops.quantize(weight, bits=4), torch.bfloat16)
@@ -118,6 +126,8 @@ def ways_to_multiply() -> dict[str, Callable[[Tensor, int], Product]]:
     lib = native()
     if lib is not None:
         found["bf16, own"] = lambda w, _: own(w)
+        if lib.tiles:
+            found["bf16, own without AMX"] = lambda w, _: without_tiles(w)
         if lib.groups:
             found["4-bit, head 8-bit, own"] = lambda w, bits: own(ops.quantize(w, bits=bits))
     return found

@@ -68,7 +68,8 @@ static __attribute__((noinline)) void amx_pad(uint16_t *to, int64_t width, const
     for (int64_t i = 0; i < lines; i++) memcpy(to + i * width, from + i * apart, (size_t)few * 2);
 }
 
-/* `height` rows from `row` on, and as many from `other` on if TWO, times a block. */
+/* `height` rows from `row` on, and as many from `other` on if TWO, times a block. Only the first rows
+ * find its weights far away. */
 #define AMX_TILE(NAME, TWO)                                                                       \
     static void NAME(const Dense *d, int64_t row, int64_t other, int64_t height, int64_t block) { \
         const int64_t k = d->k, whole = k / AMX_FEATURES * AMX_FEATURES, ldx = d->ldx;            \
@@ -83,7 +84,7 @@ static __attribute__((noinline)) void amx_pad(uint16_t *to, int64_t width, const
             _tile_zero(3);                                                                        \
         }                                                                                         \
         for (int64_t i = 0; i < whole; i += AMX_FEATURES) {                                       \
-            ask_ahead(w + i * COLS, AMX_FEATURES * COLS * 2);                                     \
+            if (row == 0) ask_ahead(w + i * COLS, AMX_FEATURES * COLS * 2);                       \
             AMX_STEP(TWO, w + i * COLS, x + i, x2 + i, ldx * 2)                                   \
         }                                                                                         \
         if (whole < k) {                                                                          \
