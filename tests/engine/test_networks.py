@@ -12,8 +12,10 @@ import torch
 from paceline import draft
 from paceline.core.registry import Registry
 from paceline.core.request import SamplingParams
+from paceline.core.tree import EMPTY
 from paceline.engine.engine import Engine
-from tests import tiny
+from paceline.engine.proposers import Proposed
+from tests import tiny, tiny_drafters
 from tests.engine.harness import engine, request, run
 from tests.engine.scribe import TAPS, Scribe
 
@@ -132,3 +134,34 @@ def test_shared_pages_are_never_touched(model: Path) -> None:
     assert len(slots) == 32
     run(eng, [request(str(i), PROMPTS[3], params) for i in range(3)])
     assert torch.equal(pool.k[:, :, slots], before)
+
+
+def test_a_tree_that_the_host_never_sees_is_counted_alike(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
+) -> None:
+    """As on a GPU, where a network's tree is not read: what was verified comes with the results."""
+    monkeypatch.undo()  # the real registry
+    params = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0)
+    jobs = [request(str(i), p, params) for i, p in enumerate(PROMPTS)]
+    plain = run(engine(model, method="none"), jobs)
+    texts = [p + plain[str(i)].tokens for i, p in enumerate(PROMPTS)]
+    folder = tiny_drafters.overfit_dflash(tmp_path / "drafter", model, texts)
+    found = []
+    for hidden in (False, True):
+        eng = engine(model, method="ddtree", model=str(folder))
+        if hidden:
+            drafter = eng._proposer._drafter
+            monkeypatch.setattr(
+                eng._proposer,
+                "propose",
+                lambda rows, row_ids, _, drafter=drafter: Proposed(
+                    proposals=(EMPTY,) * len(rows), tree=drafter.propose(row_ids)
+                ),
+            )
+        done = run(eng, jobs)
+        sources = {n: [s for out in o.outputs for s in out.sources] for n, o in done.items()}
+        found.append((eng.counters.num_accepted_tokens, sources))
+        assert eng.counters.num_draft_tokens >= eng.counters.num_accepted_tokens
+    assert found[0] == found[1]
+    assert found[0][0] > 0
+    assert {s for each in found[0][1].values() for s in each} == {0, 4}

@@ -137,6 +137,8 @@ def _first_rows(tensors: StepTensors, count: int) -> StepTensors:
     return StepTensors(
         emitted=tensors.emitted[:count],
         path=cut(tensors.path),
+        sources=cut(tensors.sources),
+        drafted=cut(tensors.drafted),
         logprobs=cut(tensors.logprobs),
         top_ids=cut(tensors.top_ids),
         top_logprobs=cut(tensors.top_logprobs),

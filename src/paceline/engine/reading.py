@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from paceline.core.batch import ForwardMode
 from paceline.core.request import FinishReason, StepOutput
-from paceline.core.tree import EMPTY, Proposal
 from paceline.draft.base import HostCommit
 from paceline.engine.launch import Pending
 from paceline.engine.outcome import cut, logprobs_of
@@ -58,6 +57,8 @@ class Reader:
             pending.ready.synchronize()
         emitted = tensors.emitted.tolist()
         paths = [[0]] * len(sequences) if tensors.path is None else tensors.path.tolist()
+        drafted = [0] * len(sequences) if tensors.drafted is None else tensors.drafted.tolist()
+        origins = [[0]] * len(sequences) if tensors.sources is None else tensors.sources.tolist()
         outputs: list[StepOutput] = []
         for b, sequence in enumerate(sequences):
             sequence.in_flight -= 1
@@ -68,8 +69,9 @@ class Reader:
                         sequence.first_token_at = time.perf_counter()
                     sources = [0]
                 else:
-                    proposal = pending.drafted.proposals[b] if pending.drafted else EMPTY
-                    sources = self._record(sequence, proposal, paths[b], len(tokens))
+                    count = sum(i > 0 for i in paths[b])
+                    self._record(sequence, drafted[b], count, len(tokens))
+                    sources = [*origins[b][1 : count + 1], 0]
                 outputs.append(self._take(sequence, tokens, sources, tensors, b))
         self._tell({s.request.id: s for s in sequences}, outputs)
         for sequence in sequences:
@@ -86,15 +88,11 @@ class Reader:
             )
         return outputs
 
-    def _record(
-        self, sequence: Sequence, proposal: Proposal, path: list[int], count: int
-    ) -> list[int]:
-        """Count a row's verify; return which drafter each emitted token came from (0: none)."""
-        accepted = [i - 1 for i in path if i > 0]  # the path's first node is the root
+    def _record(self, sequence: Sequence, drafted: int, accepted: int, count: int) -> None:
+        """Count a row's verify."""
         sequence.num_cached += count
-        sequence.record_step(len(proposal.tokens), len(accepted))
-        self._counters.record_row(len(proposal.tokens), len(accepted))
-        return [proposal.sources[i] if proposal.sources else 1 for i in accepted] + [0]
+        sequence.record_step(drafted, accepted)
+        self._counters.record_row(drafted, accepted)
 
     def _take(
         self,

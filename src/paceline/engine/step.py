@@ -22,7 +22,7 @@ from paceline.sample.verifier import verify
 
 if TYPE_CHECKING:
     from paceline.core.stages import Stages
-    from paceline.core.tree import DraftTree
+    from paceline.core.tree import DraftTree, Selection
     from paceline.draft.base import Commit
     from paceline.engine.plan import Chunk
     from paceline.engine.rows import RowTable
@@ -40,6 +40,8 @@ class StepTensors:
 
     emitted: Tensor  # [B, A] int64, -1 padded; NOT_FINITE after the last token of a failed row
     path: Tensor | None  # [B, A] int64 accepted nodes as selected indices; None for EXTEND
+    sources: Tensor | None  # [B, A] int8 which drafter proposed them; None: nothing verified
+    drafted: Tensor | None  # [B] int64 draft nodes that were verified; None: nothing verified
     logprobs: Tensor | None  # [B, A]
     top_ids: Tensor | None  # [B, A, K]
     top_logprobs: Tensor | None  # [B, A, K]
@@ -52,6 +54,8 @@ class StepTensors:
         return StepTensors(
             emitted=_host_copy(self.emitted),
             path=_optional_copy(self.path),
+            sources=_optional_copy(self.sources),
+            drafted=_optional_copy(self.drafted),
             logprobs=_optional_copy(self.logprobs),
             top_ids=_optional_copy(self.top_ids),
             top_logprobs=_optional_copy(self.top_logprobs),
@@ -109,6 +113,8 @@ def extend_step(
     return StepTensors(
         emitted=picks.tokens.view(-1, 1),
         path=None,
+        sources=None,
+        drafted=None,
         logprobs=_column(picks.logprobs),
         top_ids=_column(picks.top_ids),
         top_logprobs=_column(picks.top_logprobs),
@@ -171,10 +177,18 @@ def block_step(
     return StepTensors(
         emitted=emitted,
         path=verdict.path,
+        sources=_sources(tree, chosen, verdict.path),
+        drafted=chosen.cu_q.diff() - 1,
         logprobs=verdict.logprobs,
         top_ids=verdict.top_ids,
         top_logprobs=verdict.top_logprobs,
     )
+
+
+def _sources(tree: DraftTree, chosen: Selection, path: Tensor) -> Tensor:
+    """Which drafter proposed the nodes of each path, [B, A] int8; 0 beyond its end."""
+    node = chosen.node[chosen.cu_q[:-1].unsqueeze(1) + path.clamp(min=0)]
+    return tree.sources.view(-1)[node].masked_fill_(path < 0, 0)
 
 
 def _move_path(
