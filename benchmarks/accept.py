@@ -9,6 +9,7 @@ accept  accept length by drafter, nodes, data set, group and temperature, with e
 speed   as served: one sequence at a time, the policy chooses how many nodes are verified, and the
         autoregressive baseline runs beside it, prompt by prompt; ten prompts of each group.
 join    nothing is measured: rows of the records named by --records, made side by side, are put in.
+table   nothing is measured: the record's tables are written into docs/acceptance.md.
 
 Without paths the prompts of this folder are used (60 of Spec-Bench, 40 of HumanEval). Rows measured
 again replace the old ones; the others stay.
@@ -24,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import accept_tables
 import torch
 
 from paceline import models
@@ -254,7 +256,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("accept", "speed", "join"))
+    parser.add_argument("part", choices=("accept", "speed", "join", "table"))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "accept-smollm2.json")
     parser.add_argument(
         "--drafters", nargs="+", default=DRAFTERS, help="JSON objects with vLLM's keys"
@@ -276,6 +278,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.part == "join":
         join(args.out, args.records)
+        return
+    if args.part == "table":
+        accept_tables.put(HERE.parent / "docs" / "acceptance.md", json.loads(args.out.read_text()))
         return
     if args.part == "speed" and args.limit is None:
         args.limit = 10

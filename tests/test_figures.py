@@ -6,6 +6,7 @@ not belong there.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -120,3 +121,16 @@ def test_the_weight_mode_that_is_chosen_is_the_fastest(
     for rows in ("1", "8"):
         times = {n: t["median"] for n, t in ops["products"]["milliseconds_by_rows"][rows].items()}
         assert min(times, key=lambda name: times[name]) == "4-bit, head 8-bit, own"
+
+
+def test_the_tables_of_acceptance_are_those_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/acceptance.md, as `python benchmarks/accept.py table` writes it."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    made = importlib.import_module("accept_tables")
+    page = (ROOT / "docs" / "acceptance.md").read_text(encoding="utf-8")
+    record = json.loads((RESULTS / "accept-smollm2.json").read_text())
+    assert f"{made.BEGIN}\n\n{made.tables(record)}\n\n{made.END}" in page
+    nats = record["entropy_nats_t1"]["spec_bench"]["all"]
+    assert f"{nats:.2f} nats of entropy a token at temperature 1 on Spec-Bench" in " ".join(
+        page.split()
+    )
