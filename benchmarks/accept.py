@@ -41,7 +41,12 @@ from paceline.engine.engine import Engine
 from paceline.models import LoadedModel
 
 HERE = Path(__file__).parent
-SETS = {"spec_bench": "spec_bench.jsonl", "human_eval": "human_eval.jsonl", "gsm8k": None}
+SETS = {
+    "spec_bench": "spec_bench.jsonl",
+    "human_eval": "human_eval.jsonl",
+    "gsm8k": None,
+    "copy": "copy.jsonl",
+}
 KEYS = (
     "drafter",
     "parts",
@@ -57,6 +62,8 @@ DRAFTERS = (
     '{"method": "dflash", "num_speculative_tokens": 7}',
     '{"method": "ddtree", "num_speculative_tokens": 16}',
     '{"method": "ddtree", "num_speculative_tokens": 32}',
+    '{"method": "eagle3", "num_speculative_tokens": 4, "eagle_num_steps": 4}',
+    '{"method": "suffix", "num_speculative_tokens": 32}',
 )
 Row = dict[str, object]
 
@@ -94,7 +101,11 @@ def engine_of(args: argparse.Namespace, way: Way, loaded: LoadedModel | None) ->
     }
     if args.dtype:
         values["dtype"] = args.dtype
-    return Engine.build(engine_config(values), loaded=loaded)
+    engine = Engine.build(engine_config(values), loaded=loaded)
+    if args.without_noise:
+        runtime = engine._proposer._drafter._runtime  # type: ignore[attr-defined]  # noqa: SLF001
+        runtime.noise = lambda rows, positions, ids: torch.zeros(ids.shape)  # noqa: ARG005
+    return engine
 
 
 def data_sets(args: argparse.Namespace, tokens: Tokenizer) -> Iterator[tuple[str, list[Task]]]:
@@ -179,6 +190,7 @@ def row(
     return {
         "drafter": way.name,
         "parts": way.config.get("parts"),
+        "noise": not args.without_noise,
         "nodes": way.nodes,
         "dataset": dataset,
         "group": group,
@@ -270,10 +282,15 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--limit", type=int, help="prompts of each group; speed: 10, accept: all")
-    parser.add_argument("--sets", nargs="+", choices=tuple(SETS), default=list(SETS))
+    parser.add_argument("--sets", nargs="+", choices=tuple(SETS), default=list(SETS)[:3])
     for name in SETS:
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, dest=name, type=Path, help="the full set")
+    parser.add_argument(
+        "--without-noise",
+        action="store_true",
+        help="a network ranks by its own odds alone, not by the noise that draws the token",
+    )
     parser.add_argument("--records", type=Path, nargs="+", default=[], help="join: to put in")
     args = parser.parse_args()
     if args.part == "join":

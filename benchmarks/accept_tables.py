@@ -10,7 +10,12 @@ Row = dict[str, Any]
 
 BEGIN: Final = "<!-- tables: python benchmarks/accept.py table -->"
 END: Final = "<!-- end of tables -->"
-_SETS: Final = {"spec_bench": "Spec-Bench", "human_eval": "HumanEval", "gsm8k": "GSM8K"}
+_SETS: Final = {
+    "spec_bench": "Spec-Bench",
+    "human_eval": "HumanEval",
+    "gsm8k": "GSM8K",
+    "copy": "copied text",
+}
 _GROUPS: Final = {
     "mt_bench": "chat",
     "translation": "translation",
@@ -34,10 +39,11 @@ def tables(record: dict[str, Any]) -> str:
     parts = []
     if long:
         totals = [r for r in long if r["group"] == "all"]
-        heads = {name: f"{_SETS[name]} ({_prompts(totals, name)})" for name in _SETS}
+        there = [name for name in _SETS if any(r["dataset"] == name for r in totals)]
+        heads = {name: f"{_SETS[name]} ({_prompts(totals, name)})" for name in there}
         parts += [
             "Accept length on whole sets, at temperature 0 / at temperature 1:",
-            _grid(totals, heads, "dataset", {n: nats.get(n, {}).get("all") for n in _SETS}),
+            _grid(totals, heads, "dataset", {n: nats.get(n, {}).get("all") for n in there}),
             "Spec-Bench by group, 80 prompts each, temperature 0 / temperature 1:",
             _grid(
                 [r for r in long if r["dataset"] == "spec_bench"],
