@@ -48,6 +48,7 @@ def test_settings_come_from_all_that_lend(tmp_path: Path) -> None:
 def test_what_does_not_go_together_is_refused(
     tmp_path: Path, settings: dict[str, object], message: str
 ) -> None:
+    """Other temperatures, another share held out, or the same answers twice."""
     one = lender(tmp_path / "one", seed=1)
     two = lender(tmp_path / "two", **settings)
     with pytest.raises(ConfigError, match=re.escape(message)):
@@ -56,6 +57,7 @@ def test_what_does_not_go_together_is_refused(
 
 
 def test_shards_of_several_folders_are_one_list(tmp_path: Path) -> None:
+    """Folders in their order, an empty one among them."""
     docs = [Doc(token_ids=[n, n + 1], num_prompt=1, job=n) for n in range(5)]
     for name, part, limit in (("a", docs[:3], 4), ("b", [], 4), ("c", docs[3:], 100)):
         writer = ShardWriter(tmp_path / name, 97, {}, limit)
