@@ -12,13 +12,16 @@ from paceline.attention import choose
 from paceline.attention.base import PagedAttend
 from paceline.attention.reference import ReferenceAttention
 from paceline.core.batch import ForwardBatch, ForwardMode
+from paceline.core.request import SamplingParams
+from paceline.engine.engine import Engine
 from paceline.engine.fused import FusedPass, fuse
 from paceline.engine.runner import ModelRunner
 from paceline.kv.layout import Heads
 from paceline.kv.pool import KVPool
 from paceline.ops.cpu.build import built
 from paceline.ops.cpu.native import native
-from tests import tiny
+from tests import tiny, tiny_drafters
+from tests.engine.harness import engine, request
 
 needs_native = pytest.mark.skipif(native() is None, reason=f"no own kernels: {built().reason}")
 CPU = torch.device("cpu")
@@ -93,7 +96,7 @@ def test_fused_is_bit_by_bit_what_the_modules_give(
             Heads(loaded.config.num_kv_heads, loaded.config.head_dim), CPU, dtype, PAGE
         )
         pools = [pool_for(loaded, dtype) for _ in range(2)]
-        fused = fuse(loaded.net, pools[0], backend)
+        fused = fuse(loaded.net.decoder(), pools[0], backend)
         if not isinstance(fused, FusedPass):
             assert loaded.config.head_dim % 16 or "not packed" in fused, fused
             continue
@@ -121,7 +124,9 @@ def test_some_variant_is_fused(tmp_path: Path) -> None:
     backend, _ = choose(
         Heads(loaded.config.num_kv_heads, loaded.config.head_dim), CPU, torch.bfloat16, PAGE
     )
-    assert isinstance(fuse(loaded.net, pool_for(loaded, torch.bfloat16), backend), FusedPass)
+    assert isinstance(
+        fuse(loaded.net.decoder(), pool_for(loaded, torch.bfloat16), backend), FusedPass
+    )
 
 
 def test_what_can_not_be_fused_says_why(tmp_path: Path) -> None:
@@ -131,26 +136,28 @@ def test_what_can_not_be_fused_says_why(tmp_path: Path) -> None:
     backend, _ = choose(
         Heads(wide.config.num_kv_heads, wide.config.head_dim), CPU, torch.float64, PAGE
     )
-    assert fuse(wide.net, pool_for(wide, torch.float64), backend) == (
+    assert fuse(wide.net.decoder(), pool_for(wide, torch.float64), backend) == (
         "attention is not an own CPU kernel"
     )
     narrow = network(folder, torch.bfloat16)
-    assert isinstance(fuse(narrow.net, pool_for(narrow, torch.bfloat16), ReferenceAttention()), str)
+    assert isinstance(
+        fuse(narrow.net.decoder(), pool_for(narrow, torch.bfloat16), ReferenceAttention()), str
+    )
     if native() is None:
         return
     own, _ = choose(
         Heads(narrow.config.num_kv_heads, narrow.config.head_dim), CPU, torch.bfloat16, PAGE
     )
-    reason = fuse(narrow.net, pool_for(narrow, torch.float32), own)
+    reason = fuse(narrow.net.decoder(), pool_for(narrow, torch.float32), own)
     assert reason == "the pool holds float32, the network bfloat16"
-    reason = fuse(narrow.net, pool_for(narrow, torch.bfloat16), own, (99,))
+    reason = fuse(narrow.net.decoder(), pool_for(narrow, torch.bfloat16), own, (99,))
     assert reason == "a tapped layer does not exist"
     plain = narrow.net.layers[0].mlp.down
     assert not isinstance(plain.weight, torch.Tensor)
     exact = plain.weight.plain()
     assert exact is not None
     plain.set_weight(exact)
-    reason = fuse(narrow.net, pool_for(narrow, torch.bfloat16), own)
+    reason = fuse(narrow.net.decoder(), pool_for(narrow, torch.bfloat16), own)
     assert reason == "a matrix is not packed for own kernels"
 
 
@@ -169,3 +176,25 @@ def test_the_runner_runs_the_fused_pass(tmp_path: Path, monkeypatch: pytest.Monk
     out = runner.forward(passes()["verify"])
     assert out.hidden.shape == (7, loaded.config.hidden_size)
     assert out.aux is None
+
+
+@needs_native
+@pytest.mark.parametrize("convolved", [False, True])
+def test_a_draft_pass_is_fused_too(tmp_path: Path, *, convolved: bool) -> None:
+    """Bit by bit what its modules give; a layer with convolutions runs module by module."""
+    base = tiny.write_tiny(tmp_path / "target", "llama")
+    extra = tiny_drafters.DFLASH2 if convolved else {}
+    folder = tiny_drafters.write_dflash(tmp_path / "drafter", base, **extra)
+    eng = engine(base, Engine.build, method="dflash", model=str(folder), dtype="bfloat16")
+    params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0)
+    for name in ("a", "b"):
+        eng.add(request(name, [7, 8, 9, 7, 8, 9, 7], params))
+    for _ in range(5):
+        eng.step()
+    block = eng._proposer._drafter._block
+    runtime, rows = block._runtime, torch.tensor([0, 1])
+    assert isinstance(runtime._fused[block.net], FusedPass) != convolved
+    with torch.inference_mode():
+        found = block._hidden(rows)
+        runtime._fused[block.net] = None
+        assert torch.equal(found, block._hidden(rows))

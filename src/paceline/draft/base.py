@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.core.batch import Attend, ForwardBatch, ForwardOutput
     from paceline.core.config import ModelConfig
     from paceline.core.tree import DraftTree, Proposal
+    from paceline.layers.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,10 @@ class DraftNet(Protocol):
         self, batch: ForwardBatch, attend: Attend, aux_layers: tuple[int, ...] = ()
     ) -> ForwardOutput:
         """One pass over T tokens."""
+        ...
+
+    def decoder(self) -> Decoder | str:
+        """The network's parts for a pass in one call; or, as a clause, why its pass is another."""
         ...
 
 

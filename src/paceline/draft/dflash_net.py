@@ -26,12 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from paceline import ops
-from paceline.core.batch import Attend, AttnSite, ForwardBatch, ForwardOutput
-from paceline.draft.dflash2 import GroupedConv, Selector
+from paceline.core.batch import Attend, ForwardBatch, ForwardOutput
+from paceline.draft.dflash2 import Selector
 from paceline.draft.dflash_config import DFlashConfig
-from paceline.layers.attention import Attention
+from paceline.draft.dflash_layer import DFlashLayer
+from paceline.layers.decoder import Decoder
 from paceline.layers.linear import Linear
-from paceline.layers.mlp import MLP
 from paceline.layers.norm import RMSNorm
 from paceline.layers.rope import Rope
 from paceline.models.weights import Concat, Single, WeightRule
@@ -47,74 +47,6 @@ ContextPath: TypeAlias = Literal["auto", "token", "layer", "stacked"]
 KeysValues: TypeAlias = tuple[Tensor, Tensor]  # keys, values: [T, Hkv, D]
 
 _STACKED_BYTES = 64 << 20  # most bytes that all layers' keys and values take before they are cached
-
-
-class DFlashLayer(nn.Module):
-    """A pre-norm block of the draft: attention with q/k norm, gated MLP; DFlash 2's convolutions.
-
-    Args:
-        config: of the network.
-        index: the layer's index in the draft pool.
-        dtype: of the parameters.
-        device: where they live.
-    """
-
-    attention_conv: GroupedConv | None
-    mlp_conv: GroupedConv | None
-
-    def __init__(
-        self, config: DFlashConfig, index: int, *, dtype: torch.dtype, device: torch.device | str
-    ) -> None:
-        super().__init__()
-        size, eps, layer = config.hidden_size, config.rms_norm_eps, config.layer_config()
-        self.attention_norm = RMSNorm(size, eps, dtype=dtype, device=device)
-        self.attention = Attention(layer, index, dtype=dtype, device=device)
-        self.attention.site = AttnSite(
-            index=index,
-            scale=config.head_dim**-0.5,
-            window=config.windows[index],
-            tail="causal" if config.causal[index] else "mask",
-        )
-        self.mlp_norm = RMSNorm(size, eps, dtype=dtype, device=device)
-        self.mlp = MLP(layer, dtype=dtype, device=device)
-        self.attention_conv = self.mlp_conv = None
-        if config.conv is not None:
-            block = config.block_size
-            self.attention_conv = GroupedConv(config.conv, size, block, dtype=dtype, device=device)
-            self.mlp_conv = GroupedConv(config.conv, size, block, dtype=dtype, device=device)
-
-    if TYPE_CHECKING:  # nn.Module's own returns Any
-
-        def __call__(
-            self, x: Tensor, residual: Tensor | None, positions: Tensor, rope: Rope, attend: Attend
-        ) -> tuple[Tensor, Tensor]:
-            """See `forward`."""
-
-    def forward(
-        self, x: Tensor, residual: Tensor | None, positions: Tensor, rope: Rope, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        """Return (what the MLP adds [T, H], the stream before it [T, H]).
-
-        Args:
-            x: [T, H], what the last layer adds, or the embeddings.
-            residual: [T, H], the stream before it; None in the first layer.
-            positions: [T] int64.
-            rope: the network's rotary embedding.
-            attend: attention as an argument.
-        """
-        if residual is None:
-            x, residual = self.attention_norm(x), x
-        else:
-            x, residual = self.attention_norm.add(x, residual)
-        if self.attention_conv is None or self.mlp_conv is None:
-            x = self.attention(x, positions, rope, attend)
-            x, residual = self.mlp_norm.add(x, residual)
-            return self.mlp(x), residual
-        mixed = self.attention_conv.before(x)
-        x = self.attention_conv.after(self.attention(mixed.rows, positions, rope, attend), mixed)
-        x, residual = self.mlp_norm.add(x, residual)
-        mixed = self.mlp_conv.before(x)
-        return self.mlp_conv.after(self.mlp(mixed.rows), mixed), residual
 
 
 _LAYER = "layers.{i}"
@@ -234,14 +166,34 @@ class DFlashNet(nn.Module):
             hidden [T, H] after the final norm, for `logits`.
         """
         assert not aux_layers, "a drafter is not tapped"
-        x, residual = self.target.embed(batch.token_ids).to(self.dtype), None
-        if self.config.embedding_scale != 1.0:
-            x = x * self.config.embedding_scale
+        x, residual = self.embed(batch.token_ids), None
         for layer in self.layers:
             x, residual = layer(x, residual, batch.positions, self.rope, attend)
         assert residual is not None, "a network has layers"
         hidden, _ = self.norm.add(x, residual)
         return ForwardOutput(hidden=hidden)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The target's embedding, scaled as configured: ids [T] to [T, H]."""
+        x = self.target.embed(token_ids).to(self.dtype)
+        return x if self.config.embedding_scale == 1.0 else x * self.config.embedding_scale
+
+    def decoder(self) -> Decoder | str:
+        """See `DraftNet`."""
+        config, layers = self.config, self._each_layer()
+        if config.conv is not None:
+            return "the draft's layers have convolutions"
+        return Decoder(
+            embed=self.embed,
+            layers=layers,
+            norm=self.norm,
+            cos_sin=self.rope.cos_sin,
+            eps=config.rms_norm_eps,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=self.dtype,
+        )
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's head on `forward`'s hidden states: [M, H] to [M, V] float32 or wider."""

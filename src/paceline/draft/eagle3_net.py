@@ -192,6 +192,10 @@ class Eagle3Net(nn.Module):
         ) -> ForwardOutput:
             """See `forward`."""
 
+    def decoder(self) -> str:
+        """See `DraftNet`: there is none."""
+        return "the draft's layer takes two inputs"
+
     def forward(
         self, batch: ForwardBatch, attend: Attend, aux_layers: tuple[int, ...] = ()
     ) -> ForwardOutput:

@@ -1,4 +1,4 @@
-"""A pass of the target as one native call, where every part of it is an own CPU kernel.
+"""A pass of a network as one native call, where every part of it is an own CPU kernel.
 
 The same kernels in the same order as the network's modules call, without the modules: about 3 ms of
 Python less a step. What can't be fused runs module by module, with the reason on record.
@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 
 from paceline.attention.cpu import CpuAttention
 from paceline.core.batch import ForwardOutput
-from paceline.models.base import CausalLM, DecoderLayer
 from paceline.ops.cpu import attention as kernel
 from paceline.ops.cpu import stack
 from paceline.ops.cpu.native import native
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from paceline.attention.base import AttentionBackend
     from paceline.core.batch import ForwardBatch
     from paceline.kv.pool import KVPool
+    from paceline.layers.decoder import Decoder, PreNormLayer
     from paceline.layers.linear import Linear
 
 log = logging.getLogger(__name__)
@@ -31,19 +33,21 @@ class FusedPass:
     """A network's layers over one pool; made by `fuse`.
 
     Args:
-        net: for its embedding.
+        embed: ids [T] int64 to [T, H].
         pool: where keys and values go.
         layers: the rest of the network.
     """
 
-    def __init__(self, net: CausalLM, pool: KVPool, layers: stack.Stack) -> None:
-        self._net = net
+    def __init__(
+        self, embed: Callable[[Tensor], Tensor], pool: KVPool, layers: stack.Stack
+    ) -> None:
+        self._embed = embed
         self._pool = pool
         self._layers = layers
 
     def forward(self, batch: ForwardBatch, aux_layers: tuple[int, ...]) -> ForwardOutput:
         """One pass; writes the batch's keys and values to the pool. See `CausalLM.forward`."""
-        x = self._net.embed(batch.token_ids)
+        x = self._embed(batch.token_ids)
         plan = kernel.plan(
             num_rows=batch.num_rows,
             positions=batch.positions,
@@ -62,48 +66,45 @@ class FusedPass:
 
 
 def fuse(
-    net: CausalLM, pool: KVPool, backend: AttentionBackend, aux_layers: tuple[int, ...] = ()
+    net: Decoder | str, pool: KVPool, backend: AttentionBackend, aux_layers: tuple[int, ...] = ()
 ) -> FusedPass | str:
     """Return the fused pass, or the reason why there is none, as a clause.
 
     Args:
-        net: the network.
+        net: the network's parts, or why it has none that can be laid open.
         pool: its pool.
         backend: its attention.
         aux_layers: layers that will be tapped; the network itself complains of wrong ones.
     """
     if not isinstance(backend, CpuAttention):
         return "attention is not an own CPU kernel"
-    if type(net).forward is not CausalLM.forward:
-        return f"{type(net).__name__} has a pass of its own"
-    layers = [layer for layer in net.layers if isinstance(layer, DecoderLayer)]
-    if any(type(layer) is not DecoderLayer for layer in net.layers):
-        return f"{type(net).__name__} has layers of its own"
+    if isinstance(net, str):
+        return net
+    layers = net.layers
     if any(not 0 <= index < len(layers) for index in aux_layers):
         return "a tapped layer does not exist"
     if any(layer.attention.site.tail != "mask" for layer in layers):
         return "a layer has a tail rule of its own"
     if [layer.attention.site.index for layer in layers] != list(range(pool.num_layers)):
         return "layers and pool don't match one to one"
-    config = net.config
     weights = stack.StackWeights(
         layers=[_layer(layer) for layer in layers],
         norm=net.norm.weight,
-        cos_sin=net.rope.cos_sin,
-        eps=config.rms_norm_eps,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        cos_sin=net.cos_sin,
+        eps=net.eps,
+        num_heads=net.num_heads,
+        num_kv_heads=net.num_kv_heads,
+        head_dim=net.head_dim,
         dtype=net.dtype,
     )
     reason = stack.refuses(weights, pool.k)
     lib = native()
     if reason is not None or lib is None:
         return reason or "there are no own kernels here"
-    return FusedPass(net, pool, stack.Stack(weights, pool.k, pool.v, lib))
+    return FusedPass(net.embed, pool, stack.Stack(weights, pool.k, pool.v, lib))
 
 
-def _layer(layer: DecoderLayer) -> stack.LayerWeights:
+def _layer(layer: PreNormLayer) -> stack.LayerWeights:
     attention, mlp = layer.attention, layer.mlp
 
     def product(linear: Linear) -> stack.Product:

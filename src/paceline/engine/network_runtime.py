@@ -7,6 +7,7 @@ Letters: B rows, q queries per row, T tokens, W mask words, H hidden size.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from paceline.attention.base import PagedAttend
 from paceline.core.batch import ForwardBatch, ForwardMode, ForwardOutput
+from paceline.engine.fused import FusedPass, fuse
 from paceline.sample.noise import gumbel, hash_tokens, noise_words_of
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from paceline.draft.base import DraftNet
     from paceline.engine.rows import RowTable
     from paceline.kv.pool import KVPool
+
+log = logging.getLogger(__name__)
 
 
 class NetworkRuntime:
@@ -31,6 +35,7 @@ class NetworkRuntime:
         self._rows = rows
         self._pool = pool
         self._backend = backend
+        self._fused: dict[DraftNet, FusedPass | None] = {}
 
     @property
     def num_rows(self) -> int:
@@ -131,8 +136,18 @@ class NetworkRuntime:
     def forward(self, net: DraftNet, batch: ForwardBatch) -> ForwardOutput:
         """See `DraftRuntime`."""
         assert self._pool is not None, "a network without a cache has no paged pass"
+        fused = self._fused_pass(net, self._pool)
+        if fused is not None:
+            return fused.forward(batch, ())
         self._backend.plan(batch)
         return net(batch, PagedAttend(self._backend, self._pool, batch))
+
+    def _fused_pass(self, net: DraftNet, pool: KVPool) -> FusedPass | None:
+        if net not in self._fused:
+            found = fuse(net.decoder(), pool, self._backend)
+            self._fused[net] = found if isinstance(found, FusedPass) else None
+            log.debug("draft layers run %s", found if isinstance(found, str) else "in one call")
+        return self._fused[net]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """See `DraftRuntime`."""

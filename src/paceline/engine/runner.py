@@ -47,7 +47,7 @@ class ModelRunner:
         self.pool = pool
         self.backend = backend
         self.aux_layers = aux_layers
-        fused = fuse(net, pool, backend, aux_layers)
+        fused = fuse(net.decoder(), pool, backend, aux_layers)
         self._fused = fused if isinstance(fused, FusedPass) else None
         log.debug("layers run %s", "in one call" if self._fused else f"one by one: {fused}")
 

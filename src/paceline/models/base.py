@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from paceline.core.batch import Attend, ForwardBatch, ForwardOutput
 from paceline.core.errors import ConfigError
 from paceline.layers.attention import Attention
+from paceline.layers.decoder import Decoder
 from paceline.layers.embedding import Embedding, Head
 from paceline.layers.linear import Matrix
 from paceline.layers.mlp import MLP
@@ -196,6 +197,25 @@ class CausalLM(nn.Module):
         hidden, _ = self.norm.add(x, residual)
         aux = torch.cat([taps[index] for index in aux_layers], dim=-1) if aux_layers else None
         return ForwardOutput(hidden=hidden, aux=aux)
+
+    def decoder(self) -> Decoder | str:
+        """The network's parts for a pass in one call; or, as a clause, why its pass is another."""
+        name, config = type(self).__name__, self.config
+        if type(self).forward is not CausalLM.forward:
+            return f"{name} has a pass of its own"
+        if any(type(layer) is not DecoderLayer for layer in self.layers):
+            return f"{name} has layers of its own"
+        return Decoder(
+            embed=self.embed,
+            layers=[layer for layer in self.layers if isinstance(layer, DecoderLayer)],
+            norm=self.norm,
+            cos_sin=self.rope.cos_sin,
+            eps=config.rms_norm_eps,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=self.dtype,
+        )
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits: [M, H] (after the final norm) to [M, V] float32, or wider if hidden is."""

@@ -59,6 +59,7 @@ OPS: dict[str, tuple[Line, ...]] = {
     "rope": (_native("fused:rope"), _reference("fused:rope")),
     "silu_mul": (_native("fused:silu_mul"), _reference("fused:silu_mul")),
     "kv_write": (_native("fused:kv_write"), _reference("fused:kv_write")),
+    "peaks": (_native("peaks:peaks", "peaks:refusal"), _reference("peaks:peaks")),
     "linear": (_ROWS, _reference("linear:linear")),
     "linear_f32": (_ROWS_F32, _reference("linear:linear_f32")),
     "pack_dense": (

@@ -210,8 +210,9 @@ def _run(command: list[str]) -> str:
 
 
 def _text(error: Exception) -> str:
-    """The last line that a failed compiler wrote, or the exception's own words."""
+    """The first error that a failed compiler names, else its last line, or the exception's words."""
     if isinstance(error, subprocess.CalledProcessError):
         lines = str(error.stderr).strip().splitlines()
-        return lines[-1] if lines else f"exit status {error.returncode}"
+        named = [line for line in lines if "error:" in line]
+        return [*named, *reversed(lines)][0] if lines else f"exit status {error.returncode}"
     return str(error)

@@ -38,6 +38,7 @@ class Native:
     rope: Call
     silu_mul: Call
     kv_write: Call
+    peaks: Call
     attention: Call
     stack: Call
     fast: bool  # compiled for a machine on which it is faster than torch
@@ -57,6 +58,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "rope": [_P] * 6 + [_L] * 8 + [_I] * 2,
     "silu_mul": [_P] * 2 + [_L] * 3 + [_I] * 2,
     "kv_write": [_P] * 5 + [_L] * 8,
+    "peaks": [_P] * 3 + [_L] * 2 + [_I],
     "attention": [_P] * 5 + [_F, _L, _I, _I],
     "stack": [_P] * 3 + [_I],
 }

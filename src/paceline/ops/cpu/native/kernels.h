@@ -32,6 +32,7 @@ API void silu_mul(const void *x, void *y, int64_t rows, int64_t width, int64_t s
 API void kv_write(const char *k, const char *v, char *k_pool, char *v_pool, const int64_t *slots,
                   int64_t tokens, int64_t heads, int64_t bytes, int64_t pool_head, int64_t k_token,
                   int64_t k_head, int64_t v_token, int64_t v_head);
+API void peaks(const float *x, float *maxima, float *sums, int64_t rows, int64_t width, int threads);
 API void attention(const Plan *p, const void *q, const void *k, const void *v, void *out,
                    float scale, int64_t window, int causal, int threads);
 
