@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,8 +21,9 @@ from paceline.kv.layout import Heads
 from paceline.kv.pool import KVPool
 from paceline.ops.cpu.build import built
 from paceline.ops.cpu.native import native
+from paceline.ops.cpu.threads import kernel_threads
 from tests import tiny, tiny_drafters
-from tests.engine.harness import engine, request
+from tests.engine.harness import engine, request, run
 
 needs_native = pytest.mark.skipif(native() is None, reason=f"no own kernels: {built().reason}")
 CPU = torch.device("cpu")
@@ -198,3 +200,23 @@ def test_a_draft_pass_is_fused_too(tmp_path: Path, *, convolved: bool) -> None:
         found = block._hidden(rows)
         runtime._fused[block.net] = None
         assert torch.equal(found, block._hidden(rows))
+
+
+@needs_native
+def test_a_step_keeps_torch_to_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where the layers are one call; its kernels have all threads, and all is as before after."""
+    base = tiny.write_tiny(tmp_path, "llama")
+    for dtype, inside in (("bfloat16", 1), ("float64", 3)):
+        eng = engine(base, Engine.build, method="none", dtype=dtype, threads=3)
+        seen = []
+        forward = eng._launcher._target.forward
+
+        def spied(batch: ForwardBatch, forward: Any = forward, seen: list[Any] = seen) -> Any:
+            seen.append((torch.get_num_threads(), kernel_threads()))
+            return forward(batch)
+
+        monkeypatch.setattr(eng._launcher._target, "forward", spied)
+        run(eng, [request("a", [5, 6, 7], SamplingParams(max_tokens=4, ignore_eos=True))])
+        assert set(seen) == {(inside, 3)}
+        assert torch.get_num_threads() == 3
+    torch.set_num_threads(1)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from paceline.api.tokenizer import Tokenizer
     from paceline.core.config import EngineConfig, ModelConfig
     from paceline.draft.base import DrafterSpec
+    from paceline.engine.fitness import Probes
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,8 @@ class LLM:
             draft nodes per step, `speculative_config` a mapping with vLLM's keys.
 
     Raises:
-        ConfigError: an unknown option, or a value that cannot be served.
+        ConfigError: an unknown option, a value that cannot be served, or a drafter network that was
+            made for another model (a new one is tested first; `spec_check="off"` leaves that out).
         ModelError: the model's files are missing, damaged or not supported.
     """
 
@@ -84,11 +86,15 @@ class LLM:
         if config is None or model != "default":
             options["model"] = model
         resolved = engine_config(options, config)
+        from paceline.api.probes import probes_of
         from paceline.api.tokenizer import Tokenizer
         from paceline.engine.engine import Engine
         from paceline.models.source import resolve as find
 
-        engine = Engine.build(resolved)
+        def probes() -> Probes:
+            return probes_of(Tokenizer.from_files(find(resolved.model).path))
+
+        engine = Engine.build(resolved, probes=probes)
         try:
             tokenizer = Tokenizer.from_files(find(resolved.model).path)
         except BaseException:

@@ -1,52 +1,22 @@
-"""The drafter check: table and record of what `paceline.draft.selftest` found, and the texts it needs."""
+"""The drafter check: table and record of what `paceline.draft.selftest` found."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from paceline.bench.report import header
-from paceline.core.request import Request, SamplingParams
-from paceline.draft.selftest import Text
+from paceline.models.cache import folder_digest
 
 if TYPE_CHECKING:
     from paceline.bench.machine import Json
-    from paceline.bench.run import Task
     from paceline.core.config import DraftConfig, EngineConfig
     from paceline.draft.selftest import Report
-    from paceline.engine.engine import Engine
 
 SCHEMA = "paceline-drafter/1"
-_LEAST_ANSWER = 2  # tokens; the first is a root, the second can be drafted
-
-
-def greedy_texts(
-    engine: Engine, tasks: Sequence[Task], *, max_tokens: int, stop_ids: frozenset[int]
-) -> list[Text]:
-    """What the target answers at temperature 0; answers too short to draft in are left out.
-
-    Args:
-        engine: without a drafter.
-        tasks: prompts.
-        max_tokens: longest answer.
-        stop_ids: what ends an answer.
-    """
-    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    answers: dict[str, list[int]] = {}
-    for task in tasks:
-        engine.add(
-            Request(id=task.key, prompt_ids=task.prompt_ids, params=params, stop_ids=stop_ids)
-        )
-    while engine.has_work:
-        for out in engine.step():
-            answers.setdefault(out.request_id, []).extend(out.token_ids)
-    return [
-        Text(tokens=[*task.prompt_ids, *answers[task.key]], num_prompt=len(task.prompt_ids))
-        for task in tasks
-        if len(answers.get(task.key, ())) >= _LEAST_ANSWER
-    ]
 
 
 def table(report: Report) -> Table:
@@ -87,7 +57,7 @@ def record(
     """
     shown: dict[str, Json] = {
         **header(SCHEMA, command, config),
-        "drafter": {"method": draft.method, "model": draft.model},
+        "drafter": {"method": draft.method, **_identity(draft)},
         "fits": report is not None and report.outcome == "fits" and tokenizer is None,
         "outcome": "refused" if report is None else report.outcome,
         "advice": problem if report is None else report.advice,
@@ -118,3 +88,14 @@ def record(
             for trial in report.trials
         ],
     }
+
+
+def _identity(draft: DraftConfig) -> dict[str, Json]:
+    """Which drafter: its folder's name and digest. Where it lies is nobody's business but its owner's."""
+    if draft.model is None:
+        return {"name": None, "digest": None}
+    folder = Path(draft.model).expanduser().resolve()
+    try:
+        return {"name": folder.name, "digest": folder_digest(folder)}
+    except OSError:
+        return {"name": folder.name, "digest": None}

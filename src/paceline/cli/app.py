@@ -32,6 +32,9 @@ MISUSED = 2
 INTERRUPTED = 130
 READER_GONE = 141  # 128 + SIGPIPE, as for a program that the signal ends
 
+# Its INFO is shown with warnings: it says what a start waits for.
+_TELLING = "paceline.engine.fitness"
+
 # name -> ("module:function", examples shown by --help)
 _COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "generate": (
@@ -146,12 +149,14 @@ def _logging_to_stderr() -> Iterator[None]:
     level = environment.log_level()
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter(tracebacks=level <= logging.DEBUG))
-    root = logging.getLogger("paceline")
-    before = root.level
+    root, patience = logging.getLogger("paceline"), logging.getLogger(_TELLING)
+    before = root.level, patience.level
     root.addHandler(handler)
     root.setLevel(level)
+    patience.setLevel(logging.INFO if level == logging.WARNING else level)
     try:
         yield
     finally:
         root.removeHandler(handler)
-        root.setLevel(before)
+        root.setLevel(before[0])
+        patience.setLevel(before[1])

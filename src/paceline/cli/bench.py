@@ -53,6 +53,7 @@ def bench(
         msg = "no prompts: name one or more JSONL files, such as Spec-Bench's question.jsonl"
         raise ConfigError(msg)
     _check(settings, limit)
+    from paceline.api.probes import probes_of
     from paceline.bench import plot as plots
     from paceline.bench.report import SpecRun, record, table
     from paceline.bench.run import run
@@ -75,7 +76,10 @@ def bench(
     workbench = Workbench()
     runs = []
     for choice in choices.items:
-        with workbench.engine(choice.config) as engine, progress(choice.spec) as bar:
+        with (
+            workbench.engine(choice.config, lambda: probes_of(tokens)) as engine,
+            progress(choice.spec) as bar,
+        ):
             check_lengths(tasks, engine.max_len)
             slices = run(engine, tasks, settings, stop_ids=stop_ids(tokens, engine), progress=bar)
             runs.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,24 +41,16 @@ def drafter(
     if max_tokens < 2:
         msg = f"--max-tokens {max_tokens} leaves nothing to draft; give 2 or more"
         raise ConfigError(msg)
+    from paceline.api.probes import TEXTS, probes_of
     from paceline.bench import drafter_check as check
-    from paceline.bench.prompts import BUILT_IN, DEMO
-    from paceline.bench.workload import plain
-    from paceline.cli.workbench import (
-        Workbench,
-        command_line,
-        encode,
-        publish,
-        stop_ids,
-        tokenizer,
-    )
+    from paceline.cli.workbench import Workbench, command_line, publish, stop_ids, tokenizer
     from paceline.core.config import DraftConfig
     from paceline.draft.base import TargetInfo
     from paceline.draft.selftest import SUBJECTS, examine
     from paceline.engine.choice import choose_drafter
+    from paceline.engine.fitness import answers
 
     tokens = tokenizer(config)
-    tasks = encode(plain(dict.fromkeys((DEMO, *BUILT_IN)), group="built-in"), tokens)
     alone = replace(config, draft=DraftConfig(method="none", num_speculative_tokens=0))
     with Workbench().engine(alone) as engine:
         draft, _ = choose_drafter(config.draft, engine.loaded.files)
@@ -76,10 +69,8 @@ def drafter(
         except (ConfigError, ModelError) as error:
             problem = str(error)
         else:
-            fitting = [task for task in tasks if len(task.prompt_ids) + 2 <= engine.max_len]
-            texts = check.greedy_texts(
-                engine, fitting, max_tokens=max_tokens, stop_ids=stop_ids(tokens, engine)
-            )
+            probes = replace(probes_of(tokens), stop_ids=stop_ids(tokens, engine))
+            texts = answers(engine, probes, max_tokens)
             if not texts:
                 msg = (
                     "the target answered no built-in prompt with two tokens or more, so nothing can "
@@ -88,7 +79,7 @@ def drafter(
                 raise ConfigError(msg)
             report = examine(subject, net, texts, net.device)
         resolved = engine.config
-    other = _other_tokenizer(draft, tokens, [DEMO, *BUILT_IN])
+    other = _other_tokenizer(draft, tokens, TEXTS)
     _show(draft, report, problem, other)
     shown = check.record(report, problem, draft, resolved, tokenizer=other, command=command_line())
     publish(shown, out)
@@ -101,13 +92,12 @@ def _network(config: DraftConfig) -> DraftConfig:
     Raises:
         ConfigError: it names none.
     """
-    from paceline.draft import COMPOSITES, NETWORKS, build_composite, check_name
+    from paceline.draft import NETWORKS, check_name, network_of
 
     check_name(config.method)
-    made_of = build_composite(config).parts if config.method in COMPOSITES else (config,)
-    for part in made_of:
-        if part.method in NETWORKS:
-            return part
+    network = network_of(config)
+    if network is not None:
+        return network
     msg = (
         f"drafter {config.method!r} is no network: it is made for no target in particular, so there is "
         f"nothing to check. Networks are {', '.join(NETWORKS)}; name one with --spec and its folder "
@@ -116,7 +106,7 @@ def _network(config: DraftConfig) -> DraftConfig:
     raise ConfigError(msg)
 
 
-def _other_tokenizer(draft: DraftConfig, tokens: Tokenizer, texts: list[str]) -> str | None:
+def _other_tokenizer(draft: DraftConfig, tokens: Tokenizer, texts: Sequence[str]) -> str | None:
     """How the tokenizer in a drafter's folder differs from the target's, if there is one and it does."""
     from paceline.api.tokenizer import Tokenizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.bench.workload import Workload
     from paceline.core.config import EngineConfig
     from paceline.engine.engine import Engine
+    from paceline.engine.fitness import Probes
     from paceline.models import LoadedModel
 
 _MAX_SHOWN = 3
@@ -29,11 +30,13 @@ class Workbench:
         self._loaded: LoadedModel | None = None
 
     @contextmanager
-    def engine(self, config: EngineConfig) -> Iterator[Engine]:
-        """An engine for the time of the context."""
+    def engine(
+        self, config: EngineConfig, probes: Callable[[], Probes] | None = None
+    ) -> Iterator[Engine]:
+        """An engine for the time of the context; `probes` as for `Engine.build`."""
         from paceline.engine.engine import Engine
 
-        engine = Engine.build(config, loaded=self._loaded)
+        engine = Engine.build(config, loaded=self._loaded, probes=probes)
         self._loaded = engine.loaded
         try:
             yield engine

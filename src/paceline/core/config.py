@@ -105,6 +105,14 @@ class DraftConfig:
         default=True,
         metadata=_doc("verify fewer nodes, or none, where they cost more than they win"),
     )
+    check: Literal["auto", "off"] = field(
+        default="auto",
+        metadata=_doc(
+            "auto: before it first serves a model, a drafter network that does not come along is tested "
+            "on what the model says, and refused if it was trained for another one; off: it is served "
+            "as it is"
+        ),
+    )
     eagle_topk: int = field(
         default=1, metadata=_doc("eagle3: children of a node; 1 drafts a chain, more a tree")
     )

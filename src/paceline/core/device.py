@@ -142,6 +142,12 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def free_cached(device: torch.device) -> None:
+    """Give back GPU memory that PyTorch keeps for later; elsewhere the system has it already."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def _meminfo(key: str) -> int:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

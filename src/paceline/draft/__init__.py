@@ -77,6 +77,16 @@ def build_network(config: DraftConfig, target: TargetInfo) -> Drafter:
     return NETWORKS.get(config.method)(config, target)
 
 
+def network_of(config: DraftConfig) -> DraftConfig | None:
+    """The network that a config names, alone or as a part of what it is made of; None: it names none.
+
+    Raises:
+        ConfigError: its parts do not go together.
+    """
+    made_of = build_composite(config).parts if config.method in COMPOSITES else (config,)
+    return next((part for part in made_of if part.method in NETWORKS), None)
+
+
 def build_composite(config: DraftConfig) -> Merged:
     """Build what `config.method` makes of other drafters; those are built from its `parts`.
 

@@ -24,6 +24,7 @@ class Shipped:
     sha256: str  # of the target's file
     folder: Path
     methods: tuple[str, ...]  # registry names of the drafters that can use it, best first
+    digest: str | None = None  # of what lies in the folder; None: not stated
 
 
 def folders() -> tuple[Path, ...]:
@@ -49,6 +50,20 @@ def find(sha256: str, places: tuple[Path, ...] | None = None) -> list[Shipped]:
     return []
 
 
+def is_shipped(target: str, drafter: str, places: tuple[Path, ...] | None = None) -> bool:
+    """Whether just this drafter, wherever it lies, comes with Paceline for just this target.
+
+    Args:
+        target: SHA-256 of the target's file.
+        drafter: `models.cache.folder_digest` of the drafter's folder.
+        places: instead of `folders()`.
+
+    Raises:
+        ModelError: an index is damaged.
+    """
+    return any(known.digest == drafter for known in find(target, places))
+
+
 def _read(path: Path) -> list[Shipped]:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))["drafters"]
@@ -58,6 +73,7 @@ def _read(path: Path) -> list[Shipped]:
                 sha256=entry["sha256"],
                 folder=path.parent / entry["folder"],
                 methods=tuple(entry["methods"]),
+                digest=entry.get("digest"),
             )
             for entry in entries
         ]

@@ -11,29 +11,35 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.core.device import peak_memory, slower_dtype, used_memory
+from paceline.core.device import free_cached, peak_memory, slower_dtype, used_memory
 from paceline.core.errors import EngineStoppedError, RequestError
 from paceline.core.request import FinishReason, Request, SamplingParams, StepOutput
 from paceline.core.stages import silent
 from paceline.engine.build import build_parts, load_target, resolve
 from paceline.engine.choice import choose_drafter
 from paceline.engine.counters import Counters
+from paceline.engine.fitness import vet
 from paceline.engine.launch import Launcher, Pending
 from paceline.engine.memory import warm_config
 from paceline.engine.reading import Reader
 from paceline.engine.sequence import Sequence
 from paceline.engine.validate import check_request
 from paceline.ops.cpu import native
+from paceline.ops.cpu.threads import one_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from paceline.core.config import EngineConfig, ModelConfig
     from paceline.core.stages import Stages
     from paceline.engine.build import Parts
+    from paceline.engine.fitness import Probes
     from paceline.models import LoadedModel
 
 
@@ -70,6 +76,7 @@ class Engine:
         *,
         loaded: LoadedModel | None = None,
         stages: Stages = silent,
+        probes: Callable[[], Probes] | None = None,
     ) -> Engine:
         """Load the model, size the memory and return a ready engine.
 
@@ -78,9 +85,12 @@ class Engine:
             loaded: a model loaded before with the same model, device, dtype and weights, to be
                 shared with another engine.
             stages: who measures the parts of a step.
+            probes: what to test a drafter network on that was not yet tested with this model (see
+                `fitness`); None: it is served untested.
 
         Raises:
-            ConfigError: a value that cannot be served, a budget that does not hold one sequence.
+            ConfigError: a value that cannot be served, a budget that does not hold one sequence, a
+                drafter that does not belong to the model.
             ModelError: files that are missing, damaged or unsupported.
         """
         resolved = resolve(config)
@@ -94,6 +104,12 @@ class Engine:
         if resolved.cache.memory_gb is not None or device.type == "cuda":
             cls(build_parts(warm_config(resolved, loaded.config), loaded, 0))._warm_up()  # noqa: SLF001 (an engine of this class)
             used = max(used, peak_memory(device))
+        if probes is not None:  # after the measurement: what it takes is free again by then
+            model = loaded
+            chosen += vet(
+                resolved, model, probes, lambda plain: cls(build_parts(plain, model, used))
+            )
+            free_cached(device)
         parts = build_parts(resolved, loaded, used)
         slower = slower_dtype(device, native.refusal(torch.bfloat16))
         says = slower is not None and config.dtype == "auto"
@@ -177,6 +193,11 @@ class Engine:
 
     def step(self) -> list[StepOutput]:
         """Compute one step and return what became known, in no particular order."""
+        # Where own kernels do the work, what PyTorch does between them is small.
+        with one_thread() if self._parts.target.fused else nullcontext():
+            return self._step()
+
+    def _step(self) -> list[StepOutput]:
         outputs = self._reap_aborted()
         plan = self._scheduler.schedule(self._max_draft)
         if plan is not None:

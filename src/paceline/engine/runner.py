@@ -51,6 +51,11 @@ class ModelRunner:
         self._fused = fused if isinstance(fused, FusedPass) else None
         log.debug("layers run %s", "in one call" if self._fused else f"one by one: {fused}")
 
+    @property
+    def fused(self) -> bool:
+        """Whether all layers run as one call of own kernels."""
+        return self._fused is not None
+
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         """One pass; writes the batch's keys and values to the pool."""

@@ -44,6 +44,17 @@ def digest(path: Path) -> str:
     return _digest(path, stat.st_size, stat.st_mtime_ns)
 
 
+def folder_digest(folder: Path) -> str:
+    """One SHA-256 for config.json and all safetensors of a folder, under their names; as `digest`.
+
+    Raises:
+        OSError: one of them can't be read, or there is no config.json.
+    """
+    paths = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    lines = [f"{digest(path)} {path.name}\n" for path in paths]
+    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
 @functools.lru_cache(maxsize=64)
 def _digest(path: Path, size: int, mtime_ns: int) -> str:
     memo = _memo(path, size, mtime_ns)

@@ -11,8 +11,7 @@ Letters: V vocabulary, n survivors, K top log-probabilities.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,21 +27,6 @@ if TYPE_CHECKING:
     from paceline.sample.options import SamplingTable
 
 _NUCLEUS_DEPTHS = (4.0, 10.0, math.inf)  # logits below the best within which a nucleus is sought
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """PyTorch's operators keep to the calling thread meanwhile.
-
-    For one position more threads bring nothing, and OpenMP's spin for some milliseconds after a call,
-    on the cores that the target's kernels need next: one sequence's step took a third longer.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def argmax_rows(logits: Tensor) -> Tensor:
@@ -68,7 +52,6 @@ def argmax(x: Tensor) -> int:
     return best if math.isfinite(values[best]) else NOT_FINITE
 
 
-@one_thread()
 def draw(
     logits: Tensor,
     *,
@@ -111,7 +94,6 @@ def draw(
     return best if best < 0 else int(ids[best])
 
 
-@one_thread()
 def score(logits: Tensor, token: int, num_top: int) -> tuple[float, Tensor, Tensor]:
     """`sampler.scored` for one position.
 

@@ -158,26 +158,6 @@ def test_the_tail_test_rejects_coarse_noise(monkeypatch: pytest.MonkeyPatch) -> 
     assert chi2(bins(tail(n)), TAIL_LAW, n) > 20
 
 
-def test_a_position_is_processed_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenMP's other threads would spin on the cores of the next step's products; kernels keep theirs."""
-    seen: list[int] = []
-
-    def counted(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        seen.append(torch.get_num_threads())
-        return noise.gumbel(bits, dtype)
-
-    monkeypatch.setattr(rowwise, "gumbel", counted)
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        tail(2)
-        rowwise.score(torch.zeros(5), 1, 2)
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
-    assert seen == [1, 1]
-
-
 def test_a_drafter_with_the_same_noise_matches_more_often() -> None:
     """Shared noise is the point of keying it: two close laws then choose the same token mostly.
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import get_num_threads
 
 from paceline.ops.cpu.native import DTYPES, native
+from paceline.ops.cpu.threads import kernel_threads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -161,6 +161,6 @@ def attend(
         scale,
         window or 0,
         causal,
-        get_num_threads(),
+        kernel_threads(),
     )
     return out

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import get_num_threads
 from torch.nn import functional
 
 from paceline.ops.cpu import rows
 from paceline.ops.cpu.memory import place
 from paceline.ops.cpu.native import DTYPES, Native, native, needs_grad
+from paceline.ops.cpu.threads import kernel_threads
 from paceline.ops.reference.fused import wide
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class DenseWeight:
             0 if bias is None else DTYPES[bias.dtype],
             DTYPES[dtype],
             self.way,
-            get_num_threads(),
+            kernel_threads(),
         )
         return out
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import get_num_threads
 
 from paceline.ops.cpu.native import DTYPES, Native, native, needs_grad
+from paceline.ops.cpu.threads import kernel_threads
 from paceline.ops.reference import fused as reference
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         eps,
         kind,
         DTYPES[weight.dtype],
-        get_num_threads(),
+        kernel_threads(),
     )
     return out
 
@@ -80,7 +80,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
         eps,
         DTYPES[x.dtype],
         DTYPES[weight.dtype],
-        get_num_threads(),
+        kernel_threads(),
     )
     return out, stream
 
@@ -112,7 +112,7 @@ def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tens
         k_token,
         k_head,
         DTYPES[q.dtype],
-        get_num_threads(),
+        kernel_threads(),
     )
     return q_to, k_to
 
@@ -130,7 +130,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
         width,
         gate_up.stride(0),
         DTYPES[gate_up.dtype],
-        get_num_threads(),
+        kernel_threads(),
     )
     return out
 

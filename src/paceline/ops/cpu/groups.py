@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import get_num_threads
 from torch.nn import functional
 
 from paceline.ops.cpu import rows
 from paceline.ops.cpu.memory import place
 from paceline.ops.cpu.native import DTYPES, Native, native, needs_grad
 from paceline.ops.cpu.native import refusal as own_refusal
+from paceline.ops.cpu.threads import kernel_threads
 from paceline.ops.reference.fused import wide
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class GroupWeight:
             DTYPES[self.scales.dtype],
             0 if bias is None else DTYPES[bias.dtype],
             DTYPES[dtype],
-            get_num_threads(),
+            kernel_threads(),
         )
         return out
 
@@ -209,7 +209,7 @@ class TorchInt4Weight:
     def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x @ self.T + bias: [T, K] -> [T, N] in x's dtype."""
         n, k = self.shape
-        counts = _agreeing(k, n, self.dtype, get_num_threads())
+        counts = _agreeing(k, n, self.dtype, torch.get_num_threads())
         out = rows.by_rows(x.to(self.dtype), counts, self._multiply).to(x.dtype)
         return out if bias is None else out + bias
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, get_num_threads
+from torch import Tensor
 
 from paceline.ops.cpu.native import native
+from paceline.ops.cpu.threads import kernel_threads
 from paceline.ops.reference import peaks as reference
 
 _PART = 2048  # as in peaks.c
@@ -28,5 +29,5 @@ def peaks(x: Tensor) -> tuple[Tensor, Tensor]:
     rows = x.numel() // width
     maxima = torch.empty(*x.shape[:-1], width // reference.BLOCK, dtype=x.dtype)
     sums = torch.empty(*x.shape[:-1], -(-width // _PART), dtype=x.dtype)
-    lib.peaks(x.data_ptr(), maxima.data_ptr(), sums.data_ptr(), rows, width, get_num_threads())
+    lib.peaks(x.data_ptr(), maxima.data_ptr(), sums.data_ptr(), rows, width, kernel_threads())
     return maxima, sums.logsumexp(-1)

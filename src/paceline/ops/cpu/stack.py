@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, get_num_threads
+from torch import Tensor
 
 from paceline.ops import calls
 from paceline.ops.cpu.dense import DenseWeight
 from paceline.ops.cpu.groups import GroupWeight
 from paceline.ops.cpu.native import DTYPES, Native, refusal
+from paceline.ops.cpu.threads import kernel_threads
 
 if TYPE_CHECKING:
     from paceline.ops.cpu.attention import Planned
@@ -241,7 +242,7 @@ class Stack:
             ctypes.addressof(self._struct),
             plan.address,
             ctypes.addressof(this),
-            get_num_threads(),
+            kernel_threads(),
         )
         return hidden, taps
 
