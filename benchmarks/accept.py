@@ -41,6 +41,7 @@ from paceline.engine.engine import Engine
 from paceline.models import LoadedModel
 
 HERE = Path(__file__).parent
+INDEX = HERE.parent / "drafters" / "index.json"
 SETS = {
     "spec_bench": "spec_bench.jsonl",
     "human_eval": "human_eval.jsonl",
@@ -48,15 +49,8 @@ SETS = {
     "copy": "copy.jsonl",
 }
 KEYS = (
-    "drafter",
-    "parts",
-    "nodes",
-    "dataset",
-    "group",
-    "temperature",
-    "device",
-    "weights",
-    "adaptive",
+    *("drafter", "parts", "noise", "nodes", "dataset", "group", "temperature", "device"),
+    *("dtype", "weights", "max_tokens", "adaptive"),
 )
 DRAFTERS = (
     '{"method": "dflash", "num_speculative_tokens": 7}',
@@ -103,8 +97,8 @@ def engine_of(args: argparse.Namespace, way: Way, loaded: LoadedModel | None) ->
         values["dtype"] = args.dtype
     engine = Engine.build(engine_config(values), loaded=loaded)
     if args.without_noise:
-        runtime = engine._proposer._drafter._runtime  # type: ignore[attr-defined]  # noqa: SLF001
-        runtime.noise = lambda rows, positions, ids: torch.zeros(ids.shape)  # noqa: ARG005
+        runtime = engine._proposer._drafter._block._runtime  # type: ignore[attr-defined]  # noqa: SLF001
+        runtime.noise = lambda rows, positions, ids: torch.zeros_like(ids, dtype=torch.float32)  # noqa: ARG005
     return engine
 
 
@@ -190,6 +184,7 @@ def row(
     return {
         "drafter": way.name,
         "parts": way.config.get("parts"),
+        "settings": {k: v for k, v in way.config.items() if k.startswith("eagle_")},
         "noise": not args.without_noise,
         "nodes": way.nodes,
         "dataset": dataset,
@@ -222,11 +217,11 @@ def say(found: Row, seconds: float) -> None:
 def merged(path: Path, rows: list[Row], entropies: Row, part: str, origin: Row) -> Row:
     """The record with these rows in place of older ones of the same meaning."""
     old: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
-    new = {tuple(str(r.get(k)) for k in KEYS) for r in rows}
+    new = {meaning(r) for r in rows}
     kept = [
         r
         for r in old.get("rows", [])  # type: ignore[attr-defined]
-        if tuple(str(r.get(k)) for k in KEYS) not in new
+        if meaning(r) not in new
     ]
     about = dict(old.get("measured", {}))  # type: ignore[call-overload]
     about[part] = origin
@@ -240,12 +235,18 @@ def merged(path: Path, rows: list[Row], entropies: Row, part: str, origin: Row) 
     }
 
 
+def meaning(found: Row) -> tuple[str, ...]:
+    """What tells a row from others."""
+    return tuple(str(found.get(key, True if key == "noise" else None)) for key in KEYS)
+
+
 def here() -> Row:
-    """The machine and the code that measure."""
+    """The machine, the code and the drafters' weights."""
     return {
         "machine": machine(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         "versions": versions(),
         "source": source(),
+        "drafters": {d["folder"]: d["digest"] for d in json.loads(INDEX.read_text())["drafters"]},
     }
 
 
@@ -289,7 +290,7 @@ def main() -> None:
     parser.add_argument(
         "--without-noise",
         action="store_true",
-        help="a network ranks by its own odds alone, not by the noise that draws the token",
+        help="dflash and ddtree rank by their own odds alone, not by the noise that draws the token",
     )
     parser.add_argument("--records", type=Path, nargs="+", default=[], help="join: to put in")
     args = parser.parse_args()

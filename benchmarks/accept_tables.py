@@ -75,7 +75,8 @@ def put(page: Path, record: dict[str, Any]) -> None:
 def name(row: Row) -> str:
     """A drafter with what it is made of."""
     parts = f" ({' + '.join(row['parts'])})" if row.get("parts") else ""
-    return f"`{row['drafter']}`{parts}"
+    odds = "" if row.get("noise", True) else ", ranked by its odds alone"
+    return f"`{row['drafter']}`{parts}{odds}"
 
 
 def _grid(rows: Sequence[Row], heads: dict[str, str], key: str, nats: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 from cpu_peers import Answer, llama_cpp_answer, transformers_answer
-from cpu_steps import TOKENS, Row, config, host_share, row, verify8
+from cpu_steps import TOKENS, Row, config, draft_step, host_share, row, verify8
 
 from paceline import models
 from paceline.api.tokenizer import Tokenizer
@@ -213,7 +213,7 @@ def second_start() -> Row:
     """From starting a second process to the first text on its standard output, seconds."""
     command = [sys.executable, "-m", "paceline.cli", "generate", "Say hello.", "--max-tokens", "8"]
     times = []
-    for _ in range(4):
+    for _ in range(6):
         start = time.perf_counter()
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
             assert child.stdout is not None
@@ -265,6 +265,7 @@ def main() -> None:
         "batch8": lambda: [batch8(plain, short)],
         "verify8": lambda: [verify8(loaded, sample)],
         "host_share": lambda: [host_share(loaded, sample)],
+        "draft_step": lambda: [draft_step(loaded, sample)],
         "suffix_copy": spec("suffix_copy", copy, 1.5, 0.0),
         "suffix_specbench_t0": spec("suffix_specbench_t0", spec_bench, 0.95, 0.0),
         "suffix_specbench_t1": spec("suffix_specbench_t1", spec_bench, 0.95, 1.0),

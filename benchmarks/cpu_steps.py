@@ -137,3 +137,43 @@ def host_share(loaded: models.LoadedModel, tasks: Sequence[Task]) -> Row:
         baseline={"step_ms": round(1e3 * total / steps, 2)},
         low=True,
     )
+
+
+def draft_step(loaded: models.LoadedModel, tasks: Sequence[Task]) -> Row:
+    """DFlash's propose and observe over a whole plain step, prompts in turns, one sequence."""
+    clock = Clock()
+    plain = Engine.build(config("none"), loaded=loaded)
+    fixed = config("dflash")
+    drafted = Engine.build(
+        replace(fixed, draft=replace(fixed.draft, adaptive=False)), loaded=loaded, stages=clock
+    )
+    ones, ratios = [], []
+    for task in tasks:
+        one = statistics.median(_steps(plain, task, 40))
+        clock.seconds.clear()
+        count = len(_steps(drafted, task, 40))
+        mine = (clock.seconds["propose"] + clock.seconds["observe"]) / count
+        ones.append(round(1e3 * one, 2))
+        ratios.append(mine / one)
+    return row(
+        "draft_step",
+        statistics.median(ratios),
+        "x one node",
+        0.35,
+        baseline={"one_node_ms": ones},
+        low=True,
+    )
+
+
+def _steps(engine: Engine, task: Task, num_tokens: int) -> list[float]:
+    """Seconds of each BLOCK step of an answer."""
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    engine.add(Request(id="d", prompt_ids=tuple(task.prompt_ids), params=params))
+    seconds = []
+    while engine.has_work:
+        before = engine.counters.num_block_steps
+        start = time.perf_counter()
+        engine.step()
+        if engine.counters.num_block_steps > before:
+            seconds.append(time.perf_counter() - start)
+    return seconds

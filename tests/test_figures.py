@@ -134,3 +134,11 @@ def test_the_tables_of_acceptance_are_those_of_the_record(monkeypatch: pytest.Mo
     assert f"{nats:.2f} nats of entropy a token at temperature 1 on Spec-Bench" in " ".join(
         page.split()
     )
+
+
+def test_acceptance_was_measured_with_the_weights_that_ship() -> None:
+    """Other weights want other figures."""
+    index = json.loads((ROOT / "drafters" / "index.json").read_text())["drafters"]
+    record = json.loads((RESULTS / "accept-smollm2.json").read_text())
+    shipped = {drafter["folder"]: drafter["digest"] for drafter in index}
+    assert {part["drafters"] == shipped for part in record["measured"].values()} == {True}
