@@ -29,9 +29,11 @@ class AttentionBackend(Protocol):
 
     Attributes:
         invariant: a query's bits do not depend on the other rows and queries of its pass.
+        fusable: it is an own CPU kernel, which `ops.cpu.stack` can call between the others.
     """
 
     invariant: bool
+    fusable: bool
 
     def refuses(
         self, layout: KVLayout, device: torch.device, dtype: torch.dtype, page_size: int

@@ -27,6 +27,7 @@ class CpuAttention:
     """Implements `AttentionBackend`."""
 
     invariant = True
+    fusable = True
 
     def __init__(self) -> None:
         self._planned: kernel.Planned | None = None

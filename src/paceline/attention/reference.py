@@ -24,6 +24,7 @@ class ReferenceAttention:
     """Attention by gathering keys through the page table; see `ops/reference/attention.py`."""
 
     invariant = False
+    fusable = False
 
     def __init__(self) -> None:
         self._batch: ForwardBatch | None = None

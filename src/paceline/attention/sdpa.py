@@ -31,6 +31,7 @@ class SdpaAttention:
     """Gather, then `scaled_dot_product_attention`. Letters as in `ops/reference/attention.py`."""
 
     invariant = False
+    fusable = False
 
     def __init__(self) -> None:
         self._batch: ForwardBatch | None = None

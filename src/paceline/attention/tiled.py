@@ -31,6 +31,7 @@ class TiledAttention:
     """Implements `AttentionBackend`; see `ops/cpu/tiles.py`."""
 
     invariant = True
+    fusable = False
 
     def __init__(self) -> None:
         self._works: dict[tuple[int | None, str], list[tiles.Work]] = {}

@@ -37,6 +37,7 @@ class TritonAttention:
     """
 
     invariant = False
+    fusable = False
 
     def __init__(self, tiles: Tiles | None = None, processors: int | None = None) -> None:
         self._prompts = SdpaAttention()

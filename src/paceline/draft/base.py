@@ -38,6 +38,7 @@ class DrafterSpec:
     max_nodes: int  # N: most nodes of a tree, root included
     max_depth: int  # A - 1: most draft tokens on a path
     on_host: bool
+    source: int = 0  # of a network: what its nodes have in `DraftTree.sources`
     aux_layers: tuple[int, ...] = ()  # target layers whose output is tapped
     kv: DraftKV | None = None  # None: no cache of its own
     lookahead: int = 0  # later tokens that a cache entry depends on (EAGLE-3: 1)

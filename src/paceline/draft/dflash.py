@@ -65,6 +65,7 @@ class DFlashBlock:
             max_nodes=max_nodes,
             max_depth=self.num_positions,
             on_host=False,
+            source=SOURCE,
             aux_layers=config.target_layer_ids,
             kv=config.kv,
             scratch=config.block_size,

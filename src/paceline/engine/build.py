@@ -28,6 +28,7 @@ from paceline.draft import (
     check_name,
 )
 from paceline.draft.base import TargetInfo
+from paceline.engine.alarm import Alarm
 from paceline.engine.control import Control
 from paceline.engine.memory import pages_for, size_pool
 from paceline.engine.network_runtime import NetworkRuntime
@@ -68,6 +69,7 @@ class Parts:
     scheduler: Scheduler
     proposer: Proposer
     control: Control
+    alarm: Alarm
     max_len: int
     notes: tuple[str, ...]
 
@@ -260,6 +262,7 @@ def build_parts(resolved: EngineConfig, loaded: LoadedModel, used: int) -> Parts
         scheduler=scheduler,
         proposer=proposer,
         control=Control(resolved.draft),
+        alarm=Alarm(spec, resolved.draft),
         max_len=size.max_len,
         notes=notes,
     )

@@ -24,6 +24,8 @@ class Drafted:
     proposals: tuple[Proposal, ...]
     tree: DraftTree | None = None
     choice: Choice | None = None  # None: nothing to learn from
+    offered: tuple[Proposal, ...] = ()  # one per row, before the choice; empty: nobody was asked
+    aside: bool = False  # asked though the policy would not have it; nothing of it is verified
 
 
 class Control:
@@ -53,12 +55,12 @@ class Control:
         """
         fitting = tuple(prune(p, d) for p, d in zip(proposals, max_depths, strict=True))
         if self._policy is None:
-            return Drafted(proposals=fitting)
+            return Drafted(proposals=fitting, offered=fitting)
         choice = self._policy.choose(keys, fitting)
         kept = tuple(
             prune(p, d, k) for p, d, k in zip(fitting, max_depths, choice.keep, strict=True)
         )
-        return Drafted(proposals=kept, choice=choice)
+        return Drafted(proposals=kept, choice=choice, offered=fitting)
 
     def observe(
         self,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from paceline.attention.cpu import CpuAttention
 from paceline.core.batch import ForwardOutput
 from paceline.ops.cpu import attention as kernel
 from paceline.ops.cpu import stack
@@ -76,7 +75,7 @@ def fuse(
         backend: its attention.
         aux_layers: layers that will be tapped; the network itself complains of wrong ones.
     """
-    if not isinstance(backend, CpuAttention):
+    if not backend.fusable:
         return "attention is not an own CPU kernel"
     if isinstance(net, str):
         return net

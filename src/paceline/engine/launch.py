@@ -47,6 +47,7 @@ class Launcher:
         self._proposer = parts.proposer
         self._observe = parts.proposer.observe if parts.proposer.observes else None
         self._control = control
+        self._alarm = parts.alarm
         self._stages = stages
         self._graphs: GraphCache | None = None
         if parts.device.type == "cuda" and parts.config.graphs:
@@ -125,12 +126,16 @@ class Launcher:
     def _propose(self, plan: StepPlan, row_ids: torch.Tensor) -> Drafted:
         """What the drafter proposes, pruned to what is worth verifying where the host can see it."""
         keys = [s.request.id for s in plan.sequences]
-        if not any(plan.budgets) or not self._control.wants_drafts():
+        wanted = self._control.wants_drafts()
+        if not any(plan.budgets) or not (wanted or self._alarm.wants_evidence()):
             return self._control.skip(keys)
         rows = [s.row for s in plan.sequences]
         proposed = self._proposer.propose(rows, row_ids, plan.budgets)
         if proposed.tree is not None:
             return Drafted(proposals=(EMPTY,) * len(keys), tree=proposed.tree)
+        if not wanted:
+            offered = tuple(proposed.proposals)
+            return replace(self._control.skip(keys), offered=offered, aside=True)
         return self._control.choose(keys, proposed.proposals, [s.room - 1 for s in plan.sequences])
 
     def _tree(

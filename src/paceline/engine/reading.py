@@ -37,6 +37,7 @@ class Reader:
         self._scheduler = parts.scheduler
         self._proposer = parts.proposer
         self._control = parts.control
+        self._alarm = parts.alarm
         self._counters = counters
         self._open = open_sequences
 
@@ -72,6 +73,7 @@ class Reader:
                     count = sum(i > 0 for i in paths[b])
                     self._record(sequence, drafted[b], count, len(tokens))
                     sources = [*origins[b][1 : count + 1], 0]
+                    self._watch(pending, b, tokens[0], drafted[b], sources[0])
                 outputs.append(self._take(sequence, tokens, sources, tensors, b))
         self._tell({s.request.id: s for s in sequences}, outputs)
         for sequence in sequences:
@@ -80,13 +82,34 @@ class Reader:
             else:
                 self.retire(sequence)
         if pending.drafted is not None:
+            seconds, proposing = time.perf_counter() - pending.started, pending.propose_seconds
+            self._alarm.took(seconds + proposing, proposing if pending.drafted.aside else 0.0)
             self._control.observe(
                 pending.drafted,
                 [[t for t in row if t >= 0] for row in emitted],
-                time.perf_counter() - pending.started,
-                pending.propose_seconds,
+                seconds,
+                proposing,
             )
         return outputs
+
+    def _watch(self, pending: Pending, b: int, token: int, drafted: int, source: int) -> None:
+        """Tell the alarm what became of the drafts of the step's b-th row.
+
+        Args:
+            pending: the step.
+            b: which row.
+            token: the first that it emitted; it may be NOT_FINITE.
+            drafted: verified nodes.
+            source: of the first accepted one; 0: none was.
+        """
+        if not self._alarm.active or not pending.plan.budgets[b]:
+            return
+        right: int | None = None
+        if pending.drafted is not None and pending.drafted.offered:
+            right = self._alarm.first_right(pending.drafted.offered[b], token)
+        elif drafted:  # the tree stays on the device, and all of it was verified
+            right = source
+        self._alarm.saw(pending.plan.sequences[b].request.params, right)
 
     def _record(self, sequence: Sequence, drafted: int, accepted: int, count: int) -> None:
         """Count a row's verify."""
