@@ -33,7 +33,9 @@ length in brackets; temperature 0 / temperature 1:"""
 
 def tables(record: dict[str, Any]) -> str:
     """All tables of a record: accept lengths by data set, by group, and speeds."""
-    long = [r for r in record["rows"] if r["speed_ratio"] is None]
+    slow = [r for r in record["rows"] if r["speed_ratio"] is None]
+    long = [r for r in slow if r["device"] == "cuda"]
+    some = [r for r in slow if r["device"] == "cpu" and r["group"] == "all"]
     fast = [r for r in record["rows"] if r["speed_ratio"] is not None]
     nats = record["entropy_nats_t1"]
     parts = []
@@ -51,6 +53,13 @@ def tables(record: dict[str, Any]) -> str:
                 "group",
                 nats.get("spec_bench", {}),
             ),
+        ]
+    if some:
+        there = [name for name in _SETS if any(r["dataset"] == name for r in some)]
+        heads = {name: f"{_SETS[name]} ({_prompts(some, name)})" for name in there}
+        parts += [
+            "The prompts of this repository, on a CPU, temperature 0 / temperature 1:",
+            _grid(some, heads, "dataset", {}),
         ]
     if fast:
         parts += [
@@ -90,6 +99,8 @@ def _grid(rows: Sequence[Row], heads: dict[str, str], key: str, nats: dict[str, 
     for way in ways:
         cells = [" / ".join(_two(found.get((*way, h, t))) for t in (0.0, 1.0)) for h in heads]
         lines.append(f"| {way[0]} | {way[1]} | {' | '.join(cells)} |")
+    if not nats:
+        return "\n".join(lines)
     cells = [_two(nats.get(h)) for h in heads]
     lines.append(
         f"| *the model's entropy at temperature 1, nats a token* | | {' | '.join(cells)} |"
