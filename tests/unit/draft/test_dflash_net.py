@@ -41,10 +41,21 @@ def assert_same(
         torch.testing.assert_close(v, v2, rtol=rtol, atol=rtol)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(
+def assert_paths_agree(net: DFlashNet, features: Tensor, positions: Tensor, rtol: float) -> None:
+    """All ways to make context keys and values, against the one that takes a token at a time."""
+    truth = net.context(features, positions, "token")
+    assert_same(net.context(features, positions, "layer"), truth, rtol)
+    assert_same(net.context(features, positions, "stacked"), truth, rtol)
+    assert_same(net.context(features, positions), truth, rtol)
+
+
+PRECISIONS = pytest.mark.parametrize(
     "dtype, rtol", [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 0.04)]
 )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@PRECISIONS
 @pytest.mark.parametrize("packed", [True, False])
 @torch.inference_mode()
 def test_context_paths_agree(
@@ -59,13 +70,29 @@ def test_context_paths_agree(
         net.stack()
     features = tiny_drafters.features_of(model, TOKENS, net.config.target_layer_ids)
     positions = torch.randperm(200, generator=torch.Generator().manual_seed(0))[: len(TOKENS)]
-    truth = net.context(features, positions, "token")
-    assert_same(net.context(features, positions, "layer"), truth, rtol)
-    assert_same(net.context(features, positions, "stacked"), truth, rtol)
-    assert_same(net.context(features, positions), truth, rtol)
+    assert_paths_agree(net, features, positions, rtol)
     for path in ("token", "layer", "stacked"):
         for k, v in net.context(features[:0], positions[:0], path):
             assert k.shape == v.shape == (0, 2, 16)
+
+
+@pytest.mark.parametrize("place", [1, 4_096, 65_536])
+@PRECISIONS
+@torch.inference_mode()
+def test_context_paths_agree_far_into_a_text(
+    base: Path, tmp_path: Path, dtype: torch.dtype, rtol: float, place: int
+) -> None:
+    """At these places and after them as at the first ones; where a key lies is seen in it, and not
+    in its value.
+    """
+    model, _, net = parts(base, tmp_path, dtype, max_position_embeddings=131_072)
+    features = tiny_drafters.features_of(model, TOKENS, net.config.target_layer_ids)
+    positions = place + torch.arange(len(TOKENS))
+    assert_paths_agree(net, features, positions, rtol)
+    found = net.context(features, positions)
+    for (k, v), (k0, v0) in zip(found, net.context(features, positions - place), strict=True):
+        assert float((k - k0).abs().amax((1, 2)).min()) > 0.1
+        torch.testing.assert_close(v, v0, rtol=0, atol=0)
 
 
 def test_the_path_is_chosen_by_size_and_gradient(
