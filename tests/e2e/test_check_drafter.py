@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
 
+from paceline import LLM
 from paceline.cli import main
+from paceline.core.errors import ConfigError
+from paceline.engine import fitness
 from tests import tiny
 from tests.tiny_drafters import write_dflash
 from tests.tiny_eagle3 import write_eagle3
@@ -84,3 +88,44 @@ def test_a_drafter_of_no_target_needs_no_check(
     """Drafters without a network: exit code 2 and what can be checked."""
     assert check(target, "--spec", spec) == 2
     assert "is no network" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["generate", "bench"])
+def test_one_of_no_use_does_not_serve(
+    target: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    """It is tested before anything is decoded, once, and refused; a flag serves it as it is."""
+    monkeypatch.setattr(fitness, "cache_folder", lambda: tmp_path)
+    folder = write_dflash(tmp_path / "drafter", target, seed=len(command))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "the"}\n')
+    what = {"generate": ["the"], "bench": [str(prompts), "--raw", "--warmup", "0"]}[command]
+    options = ["--model", str(target), "--dtype", "float32", "--max-len", "256", "--threads", "1"]
+    words = [command, *what, "--max-tokens", "4", *options]
+    words += ["--spec", "ddtree", "--spec-model", str(folder)]
+    with caplog.at_level(logging.INFO, "paceline.engine.fitness"):
+        assert main(words) == 2
+        assert caplog.text.count("testing whether the drafter") == 1
+        assert main(words) == 2
+        assert caplog.text.count("testing whether the drafter") == 1
+    printed = capsys.readouterr()
+    assert printed.err.count("does not belong to this model (another target)") == 2
+    assert "paceline: INFO: testing whether the drafter" in printed.err
+    assert "--spec-check off" in printed.err
+    assert not printed.out
+    assert main([*words, "--spec-check", "off"]) == 0
+
+
+def test_a_library_is_told_too(target: Path, tmp_path: Path) -> None:
+    """LLM raises what the command line prints."""
+    folder = write_dflash(tmp_path / "drafter", target, seed=9)
+    options = {"dtype": "float32", "max_len": 256, "threads": 1, "spec_model": str(folder)}
+    with pytest.raises(ConfigError, match="another target"):
+        LLM(str(target), spec="dflash", **options)
+    with LLM(str(target), spec="dflash", spec_check="off", **options) as llm:
+        assert llm.spec.name == "dflash"

@@ -9,6 +9,7 @@ import pytest
 
 from paceline.core.errors import ModelError
 from paceline.draft import NETWORKS, shipped
+from paceline.models.cache import folder_digest
 
 ENTRY = {"target": "a model", "sha256": "ab", "folder": "one", "methods": ["ddtree", "dflash"]}
 
@@ -49,6 +50,14 @@ def test_a_damaged_index_is_named(tmp_path: Path, text: str) -> None:
         shipped.find("ab", (tmp_path,))
 
 
+def test_a_drafter_is_known_by_target_and_contents(tmp_path: Path) -> None:
+    """Both digests must agree; an entry without one knows none."""
+    here = place(tmp_path, ENTRY | {"digest": "cd"}, ENTRY | {"folder": "two"})
+    assert shipped.is_shipped("ab", "cd", (here,))
+    assert not shipped.is_shipped("ac", "cd", (here,))
+    assert not shipped.is_shipped("ab", "ce", (here,))
+
+
 def test_the_project_s_own_index_names_drafters_that_exist() -> None:
     """Every entry has its folder, and methods that are registered."""
     index = next(f / "index.json" for f in shipped.folders() if (f / "index.json").is_file())
@@ -60,3 +69,12 @@ def test_the_project_s_own_index_names_drafters_that_exist() -> None:
         assert set(entry["methods"]) <= set(NETWORKS)
         assert (index.parent / entry["folder"] / "card.md").is_file()
         assert all(f.stat().st_size <= 16e6 for f in (index.parent / entry["folder"]).iterdir())
+        assert shipped.is_shipped(entry["sha256"], folder_digest(index.parent / entry["folder"])), (
+            f"{entry['folder']} has changed: its digest in {index} must follow"
+        )
+
+
+def test_the_project_s_own_drafters_are_small() -> None:
+    """They are in every clone and in the wheel: 45 MB in all."""
+    place = next(f for f in shipped.folders() if (f / "index.json").is_file())
+    assert sum(f.stat().st_size for f in place.rglob("*") if f.is_file()) <= 45e6
