@@ -188,7 +188,7 @@ def block_step(
 def _sources(tree: DraftTree, chosen: Selection, path: Tensor) -> Tensor:
     """Which drafter proposed the nodes of each path, [B, A] int8; 0 beyond its end."""
     node = chosen.node[chosen.cu_q[:-1].unsqueeze(1) + path.clamp(min=0)]
-    return tree.sources.view(-1)[node].masked_fill_(path < 0, 0)
+    return tree.sources.flatten()[node].masked_fill_(path < 0, 0)
 
 
 def _move_path(

@@ -41,9 +41,9 @@ def verify_host(
     cached: list[int] = lens.tolist()
     live: list[bool] = table.live[rows].tolist()
     node = selection.node[: cu_q[-1]]
-    tokens: list[int] = tree.token_ids.view(-1)[node].tolist()
+    tokens: list[int] = tree.token_ids.flatten()[node].tolist()
     parents = _parent_places(tree, node) if width > 1 else [-1] * len(tokens)
-    levels = 1 + (int(tree.depths.view(-1)[node].max()) if width > 1 and tokens else 0)
+    levels = 1 + (int(tree.depths.flatten()[node].max()) if width > 1 and tokens else 0)
     scores = _Scores(batch, levels, table, row_ids)
 
     paths: list[list[int]] = [[] for _ in range(batch)]
@@ -138,7 +138,7 @@ def _parent_places(tree: DraftTree, node: Tensor) -> list[int]:
     """Flat index, among the selected nodes [T], of each one's parent; -1 for roots."""
     width = tree.token_ids.shape[1]
     flat: list[int] = node.tolist()
-    parents: list[int] = tree.parents.view(-1)[node].tolist()
+    parents: list[int] = tree.parents.flatten()[node].tolist()
     place = {n: t for t, n in enumerate(flat)}
     return [place[n - n % width + p] if p >= 0 else -1 for n, p in zip(flat, parents, strict=True)]
 
