@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from paceline.models.cache import folder_digest
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -142,3 +144,46 @@ def test_acceptance_was_measured_with_the_weights_that_ship() -> None:
     record = json.loads((RESULTS / "accept-smollm2.json").read_text())
     shipped = {drafter["folder"]: drafter["digest"] for drafter in index}
     assert {part["drafters"] == shipped for part in record["measured"].values()} == {True}
+
+
+def readings(record: dict[str, Any]) -> str:
+    """The table of a drafter check, as docs/dflash.md has it."""
+    width = max(len(trial["by_position"]) for trial in record["trials"])
+    rows = [
+        ["read", "accept length", "draft 1", *map(str, range(2, width + 1))],
+        ["---"] * (width + 2),
+    ]
+    for trial in record["trials"]:
+        shares = [f"{share:.0%}" for share in trial["by_position"]]
+        cells = [trial["reading"], f"{trial['accept_length']:.2f}", *shares]
+        rows.append(cells + [""] * (width - len(shares)))
+    lines = ["|".join(f" {cell} " if cell else " " for cell in row) for row in rows]
+    return " ".join(f"|{line}|" for line in lines).replace(" --- ", "---")
+
+
+def test_what_is_said_of_drafters_that_fit_is_what_their_checks_found() -> None:
+    """The tables and quotations of docs/dflash.md; and the records are of the drafters that come along."""
+    says = text("docs/dflash.md").replace("> ", "")
+    for method in ("dflash", "eagle3"):
+        record = json.loads((RESULTS / f"check-drafter-{method}.json").read_text())
+        name, digest = record["drafter"]["name"], record["drafter"]["digest"]
+        assert name == f"smollm2-135m-{method}"
+        assert digest == folder_digest(ROOT / "drafters" / name), "check it anew, and record that"
+        assert record["fits"]
+        assert readings(record) in says
+        if method == "eagle3":
+            found = record["vocabulary"]
+            assert (
+                f"its map covers {100 * found['coverage']:.1f} % of the target's likeliest" in says
+            )
+            assert f"{found['num_agreeing']} of {found['num_heard']} rows of the head" in says
+            continue
+        assert f"fits: {record['advice']}" in says
+        own, above = record["trials"][:2]
+        assert above["reading"] == "taps +1"
+        assert (
+            f"misread: {above['by_position'][0]:.1%} of first drafts are what the target says, accept "
+            f"length {above['accept_length']:.2f} ({above['num_places']} places); read with taps -1 it "
+            f"is {own['by_position'][0]:.1%} and {own['accept_length']:.2f}. Name the outputs of layers "
+            f"{own['taps']}"
+        ) in says
