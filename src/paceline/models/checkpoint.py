@@ -77,15 +77,16 @@ class Checkpoint:
 
     Args:
         path: a folder with model.safetensors, or with shards and their index; or a file.
+        remedy: what to do about a damaged file, for the message.
 
     Raises:
         ModelError: a file is missing, damaged or truncated; every one is named.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, remedy: str = "Download it again.") -> None:
         self.where = path
         files, chosen = _shards(path) if path.is_dir() else ([path], {})
-        self._shards = {file.name: _open(file) for file in files}
+        self._shards = {file.name: _open(file, remedy) for file in files}
         self._homes: dict[str, str] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file, shard in self._shards.items():
@@ -155,14 +156,14 @@ def _shards(folder: Path) -> tuple[list[Path], dict[str, str]]:
     raise ModelError(msg)
 
 
-def _open(file: Path) -> _Shard:
+def _open(file: Path, remedy: str) -> _Shard:
     """Open one file; safetensors checks that header and length agree."""
     try:
         return cast("_Shard", safe_open(str(file), framework="pt", device="cpu"))
     except (OSError, SafetensorError) as error:
         msg = (
             f"{file} is missing, damaged or truncated ({error}; {_size(file)}); a complete "
-            "safetensors file is needed. Download it again."
+            f"safetensors file is needed. {remedy}"
         )
         raise ModelError(msg) from error
 

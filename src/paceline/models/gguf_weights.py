@@ -1,7 +1,8 @@
 """The tensors of a GGUF file, converted once and kept.
 
 Conversion takes seconds for some formats (gguf_blocks.py), hence the cache. A converted file is named by
-the digest of the original and appears complete or not at all. Where it can't be kept (read-only, full or
+the digest of the original and appears complete or not at all; one that was damaged since is made anew.
+Where it can't be kept (read-only, full or
 missing folder), the same conversion happens in memory, with a warning.
 """
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from paceline.core.errors import ModelError
 from paceline.models import checkpoint
 from paceline.models.atomic import sweep
-from paceline.models.cache import cache_folder, digest
+from paceline.models.cache import cache_folder, check_sum, digest, keep_sum
 from paceline.models.checkpoint import Checkpoint, TensorSource, TensorSpec
 from paceline.models.gguf import Entry
 from paceline.models.gguf_blocks import (
@@ -129,13 +130,13 @@ class ConvertedTensors:
 
     def __init__(self, path: Path, where: Path) -> None:
         self.where = where
-        self._file = Checkpoint(path)
+        self._file = Checkpoint(path, remedy="It is made anew.")
         try:
             table = json.loads(self._file.metadata[_FORMAT])
             self._kinds = {str(name): int(kind) for name, (kind, _) in table.items()}
             self.shapes = {str(name): tuple(map(int, shape)) for name, (_, shape) in table.items()}
         except (KeyError, ValueError, TypeError) as error:
-            msg = f"{path} is no converted model of this version; it can be deleted."
+            msg = f"{path} is no converted model of this version"
             raise ModelError(msg) from error
 
     def read(self, name: str) -> Tensor | Groups:
@@ -166,6 +167,7 @@ def open_gguf(
         target = folder / _entry_name(digest(path), entries, dtype)
         if target.exists():
             try:
+                check_sum(target)
                 return ConvertedTensors(target, path), f"weights: converted before, in {target}"
             except ModelError as error:
                 logger.warning("%s; converting again", error)
@@ -173,6 +175,7 @@ def open_gguf(
         logger.info("converting %s, once", path)
         sweep(folder)
         convert(source, target)
+        keep_sum(target)
         return ConvertedTensors(target, path), f"weights: converted now, kept in {target}"
     except OSError as error:
         logger.warning(

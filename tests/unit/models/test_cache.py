@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -111,7 +112,9 @@ def test_formats_without_codes_are_kept_by_dtype(folder: Path, tmp_path: Path) -
     assert not torch.equal(weight.bfloat16().float(), weight)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "foreign"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "empty", "foreign", "overwritten", "foreign, with its sum"]
+)
 def test_a_damaged_entry_is_converted_again(
     folder: Path, file: Path, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
@@ -119,14 +122,49 @@ def test_a_damaged_entry_is_converted_again(
     expected = logits(load(file).net, TEXT)
     [entry] = kept(folder)
     content = entry.read_bytes()
-    if damage == "foreign":
+    if damage.startswith("foreign"):
         foreign = tiny.write_tiny(folder.parent / "f") / "model.safetensors"
         entry.write_bytes(foreign.read_bytes())
+        if damage != "foreign":
+            cache.keep_sum(entry)
+    elif damage == "overwritten":
+        middle = len(content) // 2
+        entry.write_bytes(content[:middle] + b"\xff" * 16 + content[middle + 16 :])
     else:
         entry.write_bytes(content[:-1] if damage == "truncated" else b"")
     assert torch.equal(logits(load(file).net, TEXT), expected)
     assert "converting again" in caplog.text
+    assert "Download" not in caplog.text, "what was downloaded is whole"
     assert entry.read_bytes() == content
+    caplog.clear()
+    assert "converted before" in load(file).notes[0]
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("text", [None, "", "00000000", "\xff"])
+def test_an_entry_without_its_sum_is_converted_again(
+    folder: Path, file: Path, caplog: pytest.LogCaptureFixture, text: str | None
+) -> None:
+    """What can't be checked, as of a version that kept no sums, is not used."""
+    load(file)
+    [entry] = kept(folder)
+    [checksum] = folder.glob("*.crc32")
+    if text is None:
+        checksum.unlink()
+    else:
+        checksum.write_text(text, encoding="latin-1")
+    assert "converted now" in load(file).notes[0]
+    assert str(entry) in caplog.text
+    assert "converted before" in load(file).notes[0]
+
+
+def test_the_sum_is_the_crc_32_of_the_bytes(folder: Path) -> None:
+    """Pieces add up, also where the file is not a whole number of them."""
+    folder.mkdir()
+    content = bytes(range(256)) * 5000
+    (folder / "x.bin").write_bytes(content)
+    cache.keep_sum(folder / "x.bin")
+    assert (folder / "x.crc32").read_text() == f"{zlib.crc32(content):08x}"
 
 
 def test_a_full_disk_leaves_nothing_and_converts_in_memory(
@@ -137,8 +175,9 @@ def test_a_full_disk_leaves_nothing_and_converts_in_memory(
 ) -> None:
     """No space: the model starts all the same, the user is warned, no partial file stays."""
     expected = logits(load(file).net, TEXT)
-    for entry in kept(folder):
-        entry.unlink()
+    for kind in ("*.safetensors", "*.crc32"):
+        for path in folder.glob(kind):
+            path.unlink()
     sync = os.fsync
 
     def full(descriptor: int) -> None:
