@@ -153,13 +153,14 @@ def _flag(item: Field[Any], hint: Any, group: Group) -> inspect.Parameter:
 def _train(name: str, folder: Path, given: dict[str, object]) -> int:
     """Begin a run or go on with it; only flags that were given are in `given`."""
     from paceline.api.tokenizer import Tokenizer
+    from paceline.train.claim import claimed
     from paceline.train.methods import METHODS
     from paceline.train.run import open_run
     from paceline.train.stages import go
 
     method = METHODS.get(name)
     command = shlex.join(command_line())
-    with shown() as progress:
+    with shown() as progress, claimed(folder):
         run = open_run(method.settings, folder, given, Tokenizer.from_files, progress, command)
         complete = go(run, method)
     console = notes()

@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from paceline.api.tokenizer import Tokenizer
 from paceline.core.errors import PacelineError
+from paceline.train.claim import claimed
 from paceline.train.methods import METHODS, SETTINGS
 from paceline.train.progress import LogLines
 from paceline.train.run import open_run
@@ -35,8 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     command = shlex.join(["python", "-m", "paceline.train", *(argv or sys.argv[1:])])
     try:
-        run = open_run(method.settings, folder, given, Tokenizer.from_files, LogLines(), command)
-        complete = go(run, method)
+        with claimed(folder):
+            run = open_run(
+                method.settings, folder, given, Tokenizer.from_files, LogLines(), command
+            )
+            complete = go(run, method)
     except (PacelineError, OSError) as error:
         log.error("%s", error)  # noqa: TRY400 (messages for people)
         return 1 if isinstance(error, OSError) else 2

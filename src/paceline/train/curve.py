@@ -39,6 +39,11 @@ class Curve:
             with replacing(path) as file:
                 file.write(b"".join(_encode(line) for line in kept))
 
+    @property
+    def folder(self) -> Path:
+        """Of the run."""
+        return self._path.parent
+
     def add(self, kind: str, step: int, **values: object) -> None:
         """Append a line; a full disk costs the line and nothing else."""
         try:
@@ -69,8 +74,9 @@ class TrainLines:
         """
         if not math.isfinite(loss):
             msg = (
-                f"the loss of step {journey.step} is {loss}; training cannot go on from here. Start "
-                "again from the last saved state with a lower --lr, or in float32."
+                f"the loss of step {journey.step} is {loss}; training cannot go on from here, and a "
+                "run's settings are fixed. Begin in a new folder, with a lower --lr or --dtype float32, "
+                f"and --answers {self._curve.folder} to train on the same answers."
             )
             raise PacelineError(msg)
         rate = (journey.num_anchors - self._anchors) / max(journey.seconds - self._seconds, 1e-9)

@@ -67,6 +67,15 @@ class Method(Protocol[S]):
         """What can be told to its training."""
         ...
 
+    def check(self, run: Run[S]) -> None:
+        """Refuse what can't fit the target, before anything is computed or loaded.
+
+        Raises:
+            ConfigError: the settings do not fit the target's shape.
+            ModelError: the drafter given is missing or of another layout.
+        """
+        ...
+
     def learner(self, run: Run[S]) -> Learner:
         """The drafter with first weights, or those of `--init`.
 

@@ -141,7 +141,7 @@ def prepare(
             )
             raise ConfigError(msg)
         return known
-    fresh = folder.with_name(f".{folder.name}.partial")
+    fresh = partial_folder(folder)
     shutil.rmtree(fresh, ignore_errors=True)
     writer = ShardWriter(fresh, vocab_size, about)
     reading, sources, too_long = Reading(), Counter[str](), 0
@@ -182,6 +182,11 @@ def prepare(
         made.num_broken,
     )
     return made
+
+
+def partial_folder(folder: Path) -> Path:
+    """Where `prepare` makes what becomes `folder` once it is whole."""
+    return folder.with_name(f".{folder.name}.partial")
 
 
 def facts(folder: Path) -> PromptFacts | None:

@@ -7,6 +7,7 @@ of a row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -165,13 +166,20 @@ class TrainSettings:
             "own_share": (0 <= self.own_share <= 1, "in 0 ... 1"),
             "own_temperature": (0 < self.own_temperature <= 10, "above 0, at most 10"),
             "held_out": (0 < self.held_out < 1, "between 0 and 1"),
-            "lr": (self.lr > 0, "> 0"),
+            "mlp_size": (self.mlp_size is None or self.mlp_size >= 1, ">= 1"),
+            "lr": (0 < self.lr <= 1, "above 0, at most 1"),
+            "weight_decay": (_finite(self.weight_decay), "a number >= 0"),
             "clip": (self.clip > 0, "> 0"),
             "gamma": (self.gamma >= 0, ">= 0"),
             "alpha": (0 <= self.alpha <= 1, "in 0 ... 1"),
             "steps": (self.steps is None or self.steps > 0, "> 0"),
-            "minutes": (self.minutes is None or self.minutes > 0, "> 0"),
-            "train_minutes": (self.train_minutes is None or self.train_minutes > 0, "> 0"),
+            "minutes": (self.minutes != 0 and _finite(self.minutes), "a number > 0"),
+            "train_minutes": (
+                self.train_minutes != 0 and _finite(self.train_minutes),
+                "a number > 0",
+            ),
+            "generate_minutes": (_finite(self.generate_minutes), "a number >= 0"),
+            "save_minutes": (_finite(self.save_minutes), "a number >= 0"),
         }
         problems += [
             f"{name} {getattr(self, name)} must be {what}"
@@ -227,6 +235,11 @@ PER_CALL: Final = frozenset({"device", "minutes", "generate_minutes", "stages", 
 OF_ANSWERS: Final = frozenset(
     f.name for f in fields(TrainSettings) if f.metadata["group"] == "Data"
 ) - {"max_rows", "generate_minutes"}
+
+
+def _finite(value: float | None) -> bool:
+    """Whether a number that must not be negative, if there is one, is one and has an end."""
+    return value is None or 0 <= value < math.inf
 
 
 def as_json(settings: TrainSettings) -> dict[str, object]:

@@ -47,6 +47,7 @@ def go(run: Run[S], method: Method[S]) -> bool:
         Whether all of them are complete; False: time was up, so call again.
     """
     stages = run.settings.stages
+    method.check(run)
     if run.settings.answers:
         check_borrowed(run)
     else:

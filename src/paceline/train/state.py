@@ -69,7 +69,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], Journey] | None:
     """
     if not path.is_file():
         return None
-    source = Checkpoint(path)
+    source = _opened(path)
     return {name: source.read(name) for name in source.shapes}, _journey(source)
 
 
@@ -79,7 +79,13 @@ def load_journey(path: Path) -> Journey:
     Raises:
         ModelError: there is no state, or it is damaged.
     """
-    return _journey(Checkpoint(path))
+    return _journey(_opened(path))
+
+
+def _opened(path: Path) -> Checkpoint:
+    return Checkpoint(
+        path, remedy="Delete it to start training from the beginning, on the same answers."
+    )
 
 
 def _journey(source: Checkpoint) -> Journey:

@@ -28,6 +28,22 @@ class DFlashMethod:
 
     settings: type[DFlashSettings] = DFlashSettings
 
+    def check(self, run: Run[DFlashSettings]) -> None:
+        """See `Method`."""
+        settings, vocab_size = run.settings, run.model_config.vocab_size
+        if settings.init is not None:
+            if "train" in settings.stages:
+                read_config(settings.init)
+            return
+        mask = settings.mask_token
+        if mask is not None and not 0 <= mask < vocab_size:
+            msg = (
+                f"mask token {mask} is no token; ids 0 ... {vocab_size - 1} are. Give one of these "
+                "that text has not, or leave --mask-token out"
+            )
+            raise ConfigError(msg)
+        new_config(settings, run.model_config, mask or 0)
+
     def learner(self, run: Run[DFlashSettings]) -> Learner:
         """See `Method`."""
         net = _net(run)
@@ -85,9 +101,6 @@ def _net(run: Run[DFlashSettings]) -> DFlashNet:
     mask = settings.mask_token
     if mask is None:
         mask = choose_mask_token(run.tokenizer, target)
-    elif not 0 <= mask < target.config.vocab_size:
-        msg = f"mask token {mask} is no token; ids 0 ... {target.config.vocab_size - 1} are"
-        raise ConfigError(msg)
     net = DFlashNet(new_config(settings, target.config, mask), info)
     initialise(net, settings.seed)
     return net

@@ -11,6 +11,7 @@ import torch
 from paceline.core.config import DraftConfig
 from paceline.core.errors import ModelError
 from paceline.draft import eagle3_checkpoint
+from paceline.draft.eagle3_layouts import read_config
 from paceline.draft.eagle3_net import Eagle3Net
 from paceline.train import mending, vocabulary
 from paceline.train.eagle3 import Eagle3Task, initialise, new_config
@@ -32,6 +33,14 @@ class Eagle3Method:
     """See `paceline.train.methods.Method`."""
 
     settings: type[Eagle3Settings] = Eagle3Settings
+
+    def check(self, run: Run[Eagle3Settings]) -> None:
+        """See `Method`."""
+        settings, facts = run.settings, run.model_config
+        if settings.init is None:
+            new_config(settings, facts)
+        elif "train" in settings.stages:
+            read_config(settings.init, facts.num_layers)
 
     def learner(self, run: Run[Eagle3Settings]) -> Learner:
         """See `Method`."""
