@@ -121,6 +121,10 @@ def _rules(given: SamplingParams) -> list[tuple[bool, str]]:
             "stop must be non-empty strings; remove what is empty or no string",
         ),
         (
+            not _are_texts(stop) or all(_is_unicode(text) for text in given.stop),
+            "stop has a string with unpaired surrogates, which no answer holds; clean it first",
+        ),
+        (
             not _are_texts(stop) or all(len(text) <= MAX_STOP_LEN for text in given.stop),
             f"stop has a string of more than {MAX_STOP_LEN:,} characters; shorten it",
         ),
@@ -157,6 +161,15 @@ def _are_texts(x: object) -> bool:
     if not isinstance(x, Collection) or isinstance(x, str | bytes | Mapping):
         return False
     return all(isinstance(text, str) and text for text in x)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether every character can stand in a text; Python's strings may hold halves of pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _are_ids(x: object) -> bool:

@@ -35,10 +35,16 @@ def check_request(request: Request, vocab_size: int, max_len: int) -> None:
     _check_ids("logit_bias", params.logit_bias, vocab_size)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     _check_ids("banned_token_ids", params.banned_token_ids, vocab_size)
+    _check_usable(request, vocab_size)
+
+
+def _check_usable(request: Request, vocab_size: int) -> None:
+    """Refuse options that leave no token to be emitted, now or before `min_tokens`."""
+    params, banned = request.params, set(request.params.banned_token_ids)
     if params.allowed_token_ids is not None:
-        usable = set(params.allowed_token_ids) - set(params.banned_token_ids)
+        usable = set(params.allowed_token_ids) - banned
         if not usable:
-            msg = "every allowed token id is also banned, so nothing could be emitted"
+            msg = "every allowed token id is also banned, so nothing could be emitted; ban fewer"
             raise RequestError(msg)
         if params.min_tokens > 0 and usable <= request.stop_ids:
             msg = (
@@ -46,9 +52,20 @@ def check_request(request: Request, vocab_size: int, max_len: int) -> None:
                 "set min_tokens to 0"
             )
             raise RequestError(msg)
-    elif len(set(params.banned_token_ids)) >= vocab_size:
-        msg = "banned_token_ids holds the whole vocabulary, so nothing could be emitted"
+        return
+    if len(banned) >= vocab_size:
+        msg = "banned_token_ids holds the whole vocabulary, so nothing could be emitted; ban fewer"
         raise RequestError(msg)
+    # Counted first: the union is only made of what could fill the vocabulary.
+    fewest = vocab_size - len(banned)
+    if params.min_tokens > 0 and len(request.stop_ids) >= fewest:
+        ends = {i for i in request.stop_ids if 0 <= i < vocab_size}
+        if len(ends | banned) >= vocab_size:
+            msg = (
+                "every token id that is not banned is a stop id, which min_tokens bans; leave an id "
+                "out of stop_token_ids or banned_token_ids, or set min_tokens to 0"
+            )
+            raise RequestError(msg)
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:

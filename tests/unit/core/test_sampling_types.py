@@ -22,6 +22,8 @@ BAD = [
     {"stop": None},
     {"stop": b"x"},
     {"stop": 5},
+    {"stop": ["lone \ud800 surrogate"]},
+    {"stop": ["fine", "\udfff"]},
     {"stop_token_ids": 5},
     {"stop_token_ids": None},
     {"stop_token_ids": ["x"]},
