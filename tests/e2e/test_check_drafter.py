@@ -88,6 +88,8 @@ def test_a_drafter_of_no_target_needs_no_check(
     """Drafters without a network: exit code 2 and what can be checked."""
     assert check(target, "--spec", spec) == 2
     assert "is no network" in capsys.readouterr().err
+    assert check(target, "--spec", spec, "--spec-model", "folder") == 2
+    assert "uses no folder" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("command", ["generate", "bench"])

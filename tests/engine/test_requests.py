@@ -217,6 +217,16 @@ def test_abort_frees_everything_and_says_so(model: Path) -> None:
         ([5], {"stop_token_ids": (100,)}, "stop_token_ids"),
         ([5], {"allowed_token_ids": (5,), "banned_token_ids": (5,)}, "also banned"),
         ([5], {"banned_token_ids": tuple(range(97))}, "whole vocabulary"),
+        ([5], {"min_tokens": 3, "stop_token_ids": tuple(range(97))}, "is a stop id, which min_"),
+        (
+            [5],
+            {
+                "min_tokens": 3,
+                "stop_token_ids": tuple(range(40)),
+                "banned_token_ids": tuple(range(39, 97)),
+            },
+            "every token id that is not banned is a stop id",
+        ),
     ],
 )
 def test_refused_requests(
@@ -279,7 +289,9 @@ def test_duplicate_ids_are_refused(model: Path) -> None:
         ({"num_pages": 3, "max_len": 100}, MemoryBudgetError, "max_len <="),
         ({"memory_gb": 1e-6}, MemoryBudgetError, "memory_gb"),
         ({"max_rows": 0}, ConfigError, "max_rows"),
-        ({"num_speculative_tokens": 256}, ConfigError, "255"),
+        ({"num_speculative_tokens": 256}, ConfigError, "limit of 255; ask for 255 or fewer"),
+        ({"max_rows": 1 << 20}, ConfigError, "limit of 65536; ask for 65536 or fewer"),
+        ({"method": "suffix", "model": "folder"}, ConfigError, "'suffix' uses no folder"),
         ({"device": "tpu"}, ConfigError, "cuda"),
     ],
 )

@@ -80,7 +80,7 @@ def bench(
             workbench.engine(choice.config, lambda: probes_of(tokens)) as engine,
             progress(choice.spec) as bar,
         ):
-            check_lengths(tasks, engine.max_len)
+            check_lengths(tasks, engine.max_len, engine.model_config.max_position)
             slices = run(engine, tasks, settings, stop_ids=stop_ids(tokens, engine), progress=bar)
             runs.append(
                 SpecRun(

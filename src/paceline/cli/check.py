@@ -96,7 +96,7 @@ def lossless(
     for choice in choices.items:
         with workbench.engine(choice.config) as engine:
             config = engine.config
-            check_lengths(tasks, engine.max_len)
+            check_lengths(tasks, engine.max_len, engine.model_config.max_position)
             for degree in temperature or (0.0, 1.0):
                 settings = Settings(
                     max_tokens=max_tokens,

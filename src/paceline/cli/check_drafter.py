@@ -45,11 +45,14 @@ def drafter(
     from paceline.bench import drafter_check as check
     from paceline.cli.workbench import Workbench, command_line, publish, stop_ids, tokenizer
     from paceline.core.config import DraftConfig
+    from paceline.draft import folder_problems
     from paceline.draft.base import TargetInfo
     from paceline.draft.selftest import SUBJECTS, examine
     from paceline.engine.choice import choose_drafter
     from paceline.engine.fitness import answers
 
+    for useless in folder_problems(config.draft):
+        raise ConfigError(useless)
     tokens = tokenizer(config)
     alone = replace(config, draft=DraftConfig(method="none", num_speculative_tokens=0))
     with Workbench().engine(alone) as engine:

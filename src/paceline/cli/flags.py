@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -24,7 +24,7 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.request import SamplingParams
 from paceline.core.sampling_rules import MAX_SAMPLES, MAX_TOP_LOGPROBS
-from paceline.draft import COMPOSITES, DRAFTERS, NETWORKS
+from paceline.draft import COMPOSITES, DRAFTERS, NETWORKS, folder_problems
 
 _SPECULATION = Group("Speculation", sort_key=30)
 _SAMPLING = Group("Sampling", sort_key=20)
@@ -177,9 +177,22 @@ def _choices_flags() -> _Flags:
             config = _engine_config(values)
             return SpecChoices(items=(SpecChoice(spec=config.draft.method, config=config),))
         items = [SpecChoice(spec=s, config=_engine_config({**values, "spec": s})) for s in specs]
-        return SpecChoices(items=tuple(items))
+        return SpecChoices(items=_with_folders(items))
 
     return _Flags([several, *rest, _config_flag()], make)
+
+
+def _with_folders(items: list[SpecChoice]) -> tuple[SpecChoice, ...]:
+    """Of several drafters, those that are compared with a network have none of its folder."""
+    lone = [bool(folder_problems(item.config.draft)) for item in items]
+    if all(lone):
+        return tuple(items)  # refused where the engine is built
+    return tuple(
+        replace(item, config=replace(item.config, draft=replace(item.config.draft, model=None)))
+        if without
+        else item
+        for item, without in zip(items, lone, strict=True)
+    )
 
 
 def _option_flag(option: Option) -> inspect.Parameter:

@@ -71,8 +71,13 @@ def encode(workload: Workload, tokens: Tokenizer) -> list[Task]:
     ]
 
 
-def check_lengths(tasks: Sequence[Task], max_len: int) -> None:
+def check_lengths(tasks: Sequence[Task], max_len: int, most: int) -> None:
     """Refuse before a long run what would fail in the midst of it.
+
+    Args:
+        tasks: what is to be answered.
+        max_len: the context window, tokens.
+        most: the longest window that the model can have.
 
     Raises:
         RequestError: prompts that leave no room for an answer.
@@ -81,9 +86,14 @@ def check_lengths(tasks: Sequence[Task], max_len: int) -> None:
     if long:
         shown = ", ".join(f"{t.key} ({len(t.prompt_ids)} tokens)" for t in long[:_MAX_SHOWN])
         more = f" and {len(long) - _MAX_SHOWN} more" if len(long) > _MAX_SHOWN else ""
+        remedy = f"raise --max-len (the model's limit is {most}), or leave them out"
+        if all(len(t.prompt_ids) >= most for t in long):
+            remedy = (
+                f"the model can have no longer one than {most}: leave them out, or shorten them"
+            )
         msg = (
             f"the context window of {max_len} tokens must hold prompt and answer, but these "
-            f"prompts fill it: {shown}{more}; raise --max-len, or leave them out"
+            f"prompts fill it: {shown}{more}; {remedy}"
         )
         raise RequestError(msg)
 

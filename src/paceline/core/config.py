@@ -88,7 +88,8 @@ class DraftConfig:
     """How tokens are proposed. Key names in JSON follow vLLM's `--speculative-config`."""
 
     method: str = field(
-        default="auto", metadata=_doc("drafter: auto, none, ngram, suffix, or a network's name")
+        default="auto",
+        metadata=_doc("drafter: auto, none, ngram, suffix, merged, or a network's name"),
     )
     model: str | None = field(
         default=None,

@@ -57,6 +57,22 @@ def check_name(name: str) -> None:
         Registry[object]("drafter", known).get(name)
 
 
+def folder_problems(config: DraftConfig) -> list[str]:
+    """What is wrong with a folder that a config names: a drafter without a network ignores it."""
+    named = config.parts if config.method in COMPOSITES else (config.method,)
+    if config.model is None or any(name in NETWORKS or name not in names() for name in named):
+        return []
+    asked, flag = f"the drafter {config.method!r}", "--spec"
+    if config.method in COMPOSITES:
+        asked, flag = f"{asked} of {', '.join(config.parts)}", "--spec-parts"
+    text = (
+        f"{asked} uses no folder, and {config.model!r} was given (spec_model, --spec-model); the "
+        f"networks {', '.join(NETWORKS)} use one; name the network that it holds with {flag}, or "
+        "leave the folder out"
+    )
+    return [text]
+
+
 def build(config: DraftConfig) -> HostDrafter:
     """Build the host drafter that `config.method` names.
 

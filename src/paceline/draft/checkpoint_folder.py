@@ -3,6 +3,8 @@
 Everything goes to a folder beside it first, which then takes its place: a full disk or a killed
 process leaves the old folder, or none, but never a mixture.
 
+What is read is checked on the way: weights are numbers, and finite.
+
 Not here: what the configuration and the tensors are called (each drafter's own checkpoint module).
 """
 
@@ -25,9 +27,53 @@ from paceline.models.weights import bind
 
 if TYPE_CHECKING:
     from paceline.core.config import DraftConfig, RopeConfig
+    from paceline.models.checkpoint import TensorSource
     from paceline.models.weights import Network
+    from paceline.ops.packed import Groups
 
+_WEIGHTS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 Item: TypeAlias = tuple[str, Tensor, torch.dtype]  # name, values, dtype in the file
+
+
+class CheckedTensors:
+    """A `TensorSource` that remembers which of the tensors read can't be weights.
+
+    In place of those it gives zeros, so that the others are looked at too; `refuse` then names all.
+
+    Args:
+        source: the checkpoint.
+    """
+
+    def __init__(self, source: TensorSource) -> None:
+        self.where, self.shapes = source.where, source.shapes
+        self._source = source
+        self._bad: dict[str, str] = {}  # tensor -> what is wrong with it
+
+    def read(self, name: str) -> Tensor | Groups:
+        """See `TensorSource`."""
+        found = self._source.read(name)
+        assert isinstance(found, Tensor), "drafters' folders hold no quantised groups"
+        if found.dtype not in _WEIGHTS:
+            self._bad[name] = f"of dtype {str(found.dtype).removeprefix('torch.')}"
+        elif found.numel() and not all(bool(x.isfinite()) for x in found.aminmax()):
+            self._bad[name] = "with NaN or infinite values"
+        return torch.zeros(found.shape) if name in self._bad else found
+
+    def refuse(self) -> None:
+        """Refuse the checkpoint if any tensor read so far can't be weights.
+
+        Raises:
+            ModelError: as above; all are named.
+        """
+        if not self._bad:
+            return
+        listed = "\n".join(f"  - {name}: {what}" for name, what in self._bad.items())
+        msg = (
+            f"the drafter in {self.where} can't be used:\n{listed}\nWeights must be finite numbers of "
+            f"dtype {', '.join(str(d).removeprefix('torch.') for d in _WEIGHTS)}. Download it again, or "
+            "convert it."
+        )
+        raise ModelError(msg)
 
 
 def locate(config: DraftConfig) -> Path:

@@ -86,7 +86,9 @@ def _load(folder: Path, target: TargetInfo, placement: Placement) -> tuple[DFlas
     net = DFlashNet(config, target, dtype=placement.dtype, device="meta")
     source = Checkpoint(folder)
     _refuse_other_layouts(source, folder)
-    load_weights(net, source, placement)
+    checked = checkpoint_folder.CheckedTensors(source)
+    load_weights(net, checked, placement)
+    checked.refuse()
     net.rope.to(target.device)
     return net, source
 

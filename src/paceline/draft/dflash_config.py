@@ -31,6 +31,8 @@ from paceline.models import hf
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 FIRST, SECOND = "DFlashDraftModel", "DFlash2DraftModel"
+# Far more than any drafter has. Most proposals are never verified beyond the engine's 255 nodes a row.
+_MOST = {"num_hidden_layers": 256, "block_size": 256}
 _WINDOW_KEYS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
 # Keys that say something about the network, read here or by `models.hf`.
 _READ = {
@@ -216,8 +218,8 @@ class _Reader:
         """Everything, or an error that lists all problems."""
         raw = self._raw
         self._refuse_unknown()
-        layers = raw.integer("num_hidden_layers")
-        block = raw.integer("block_size")
+        layers = self._limited("num_hidden_layers")
+        block = self._limited("block_size")
         mask = self._token("mask_token_id")
         num_target_layers = raw.integer("num_target_layers")
         windows = self._windows(layers)
@@ -301,6 +303,14 @@ class _Reader:
             value = self._raw.values.get(key)
             if value not in neutral:
                 self._raw.problems.append(f"{key} is {value!r}, a layout that is not supported")
+
+    def _limited(self, key: str) -> int:
+        """A size that nothing else is compared with before memory is taken for it."""
+        value, most = self._raw.integer(key), _MOST[key]
+        if value <= most:
+            return value
+        self._raw.problems.append(f"{key} is {value}; supported: {most} at most")
+        return 1 if key == "num_hidden_layers" else most
 
     def _token(self, key: str) -> int:
         value = self._raw.values.get(key)

@@ -61,7 +61,8 @@ class Eagle3Drafter:
 
     Args:
         config: `model` is the drafter's folder, `num_speculative_tokens` the most nodes,
-            `eagle_num_steps` the deepest level, `eagle_topk` the children of a node.
+            `eagle_num_steps` the deepest level, `eagle_topk` the children of a node: of more than there
+            are nodes none could be proposed, so they are not looked at.
         target: facts and embedding of the target.
 
     Raises:
@@ -78,7 +79,8 @@ class Eagle3Drafter:
                 raise ConfigError(msg)
         self.net = load(checkpoint_folder.locate(config), target)
         self._depth = min(config.eagle_num_steps, config.num_speculative_tokens)
-        self._width = min(config.eagle_topk, self.net.config.draft_vocab_size)
+        most = max(1, config.num_speculative_tokens)
+        self._width = min(config.eagle_topk, most, self.net.config.draft_vocab_size)
         self._budget = min(config.num_speculative_tokens, num_children(self._width, self._depth))
         self._calibration = Calibration(self._depth, target.device)
         self._steps = torch.arange(1, self._depth + 1, device=target.device)

@@ -92,7 +92,9 @@ def _load(
         (name for name in _LAYER_NAMES if any(t.startswith(f"{name}.") for t in source.shapes)),
         _LAYER_NAMES[0],
     )
-    load_weights(net, source, placement, rules=weight_rules(layer), problems=problems)
+    checked = checkpoint_folder.CheckedTensors(source)
+    load_weights(net, checked, placement, rules=weight_rules(layer), problems=problems)
+    checked.refuse()
     net.set_vocabulary(ids)
     net.place_tables(target.device)
     return net

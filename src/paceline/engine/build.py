@@ -26,6 +26,7 @@ from paceline.draft import (
     build_composite,
     build_network,
     check_name,
+    folder_problems,
 )
 from paceline.draft.base import TargetInfo
 from paceline.engine.alarm import Alarm
@@ -92,7 +93,7 @@ def resolve(config: EngineConfig) -> EngineConfig:
         if value is not None and value < low
     ]
     problems += [
-        f"{name} {value} is above the limit of {high}"
+        f"{name} {value} is above the limit of {high}; ask for {high} or fewer"
         for name, value, high in (
             ("max_rows", cache.max_rows, _MAX_ROWS),
             ("threads", config.threads, _MAX_THREADS),
@@ -103,8 +104,9 @@ def resolve(config: EngineConfig) -> EngineConfig:
     if draft.num_speculative_tokens >= _MAX_NODES:
         problems.append(
             f"num_speculative_tokens {draft.num_speculative_tokens} is above the limit of "
-            f"{_MAX_NODES - 1}"
+            f"{_MAX_NODES - 1}; ask for {_MAX_NODES - 1} or fewer"
         )
+    problems += folder_problems(draft)
     if cache.memory_gb is not None and not cache.memory_gb > 0:
         problems.append(f"memory_gb {cache.memory_gb} must be > 0")
     if problems:

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.bench.run import Task
+from paceline.cli.workbench import check_lengths
 from paceline.core import device
+from paceline.core.errors import RequestError
 from paceline.core.request import Request
 from paceline.ops.cpu import native
 
@@ -59,6 +62,26 @@ def test_bench_compares_drafters(run, prompts: str) -> None:
     assert any("noise" in warning for warning in record["warnings"])
 
 
+def test_bench_gives_a_folder_to_the_networks_that_are_compared(run, prompts: str) -> None:
+    """Who else is compared with them has no use for it; a folder for nobody is not taken away."""
+    words = ("bench", prompts, "--limit", "1", "--max-tokens", "2", "--spec-model", "folder")
+    ran = run(*words, "--spec", "none", "--spec", "suffix", "--spec", "dflash")
+    assert [c.draft.model for c in ran.configs] == [None, None, "folder"]
+    ran = run(*words, "--spec", "none", "--spec", "suffix")
+    assert {c.draft.model for c in ran.configs} == {"folder"}, "so that the engine refuses it"
+
+
+def test_a_prompt_within_the_model_s_limit_needs_a_longer_window() -> None:
+    """Where the window was chosen, it can be chosen longer; the limit is named."""
+    tasks = [Task(key="a", group="g", prompt_ids=[5] * 100)]
+    with pytest.raises(RequestError, match=r"raise --max-len \(the model's limit is 200\)"):
+        check_lengths(tasks, 80, 200)
+    check_lengths(tasks, 101, 200)
+    with pytest.raises(RequestError, match="no longer one than 80: leave them out") as caught:
+        check_lengths(tasks, 80, 80)
+    assert "raise" not in str(caught.value)
+
+
 def test_bench_says_what_inflates_its_figures(run, prompts: str) -> None:
     """Text after the end of an answer repeats itself; a figure made so must say it."""
     ran = run("bench", prompts, "--ignore-eos", "--max-tokens", "6")
@@ -95,7 +118,7 @@ def test_bench_refuses_prompts_that_leave_no_room(run, prompts: str) -> None:
     ran = run("bench", prompts, max_len=20)
     assert ran.code == 2
     assert "question/1 (" in ran.err
-    assert "raise --max-len" in ran.err
+    assert "the model can have no longer one than 20" in " ".join(ran.err.split())
 
 
 def test_lossless_holds(run, prompts: str) -> None:

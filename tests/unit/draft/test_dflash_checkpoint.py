@@ -41,6 +41,27 @@ def test_shards_are_one_checkpoint(tmp_path: Path, target: tuple[Path, TargetInf
     assert same(load(one, target[1]), load(three, target[1]))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_tensors_that_are_no_weights_are_named(
+    tmp_path: Path, target: tuple[Path, TargetInfo], value: float
+) -> None:
+    """One NaN, or numbers that stand for something else, would draft nonsense in silence."""
+    folder = tiny_drafters.write_dflash(tmp_path / "d", target[0])
+    tensors = load_file(folder / "model.safetensors")
+    tensors["hidden_norm.weight"] = tensors["hidden_norm.weight"].to(torch.int8)
+    tensors["layers.1.mlp.up_proj.weight"][-1, -1] = value
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError) as caught:
+        load(folder, target[1])
+    for said in (
+        "hidden_norm.weight: of dtype int8",
+        "layers.1.mlp.up_proj.weight: with NaN or infinite values",
+        "must be finite numbers of dtype bfloat16",
+    ):
+        assert said in str(caught.value)
+    assert "fc.weight" not in str(caught.value)
+
+
 def test_every_wrong_tensor_is_listed(tmp_path: Path, target: tuple[Path, TargetInfo]) -> None:
     """Missing, extra and misshapen tensors are all named in one message."""
     folder = tiny_drafters.write_dflash(tmp_path / "d", target[0])

@@ -160,6 +160,8 @@ def test_what_cannot_be_said_is_not_written(tmp_path: Path) -> None:
         ({"dflash_config": {"mask_token_id": None}}, "mask_token_id must be a token id"),
         ({"dflash_config": {"mask_token_id": -1}}, "mask_token_id must be a token id"),
         ({"block_size": 1}, "leaves no mask"),
+        ({"block_size": 1_000_000}, "block_size is 1000000; supported: 256 at most"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; supported: 256 at most"),
         ({"block_size": None}, "block_size must be a positive whole number"),
         ({"dflash_config": {"target_layer_ids": []}}, "target_layer_ids must be layer numbers"),
         ({"dflash_config": {"target_layer_ids": ["1"]}}, "target_layer_ids must be layer numbers"),

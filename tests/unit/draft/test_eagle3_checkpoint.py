@@ -130,6 +130,27 @@ def test_what_the_layout_cannot_say_is_not_written(
         save(net, tmp_path / "b")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_tensors_that_are_no_weights_are_named(
+    tmp_path: Path, target: tuple[Path, TargetInfo], value: float
+) -> None:
+    """One NaN, or numbers that stand for something else, would draft nonsense in silence."""
+    folder = tiny_eagle3.write_eagle3(tmp_path / "d", target[0])
+    tensors = load_file(folder / "model.safetensors")
+    tensors["midlayer.hidden_norm.weight"] = tensors["midlayer.hidden_norm.weight"].to(torch.int8)
+    tensors["midlayer.mlp.up_proj.weight"][-1, -1] = value
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError) as caught:
+        load(folder, target[1])
+    for said in (
+        "midlayer.hidden_norm.weight: of dtype int8",
+        "midlayer.mlp.up_proj.weight: with NaN or infinite values",
+        "must be finite numbers of dtype bfloat16",
+    ):
+        assert said in str(caught.value)
+    assert "fc.weight" not in str(caught.value)
+
+
 def test_every_wrong_tensor_is_listed(tmp_path: Path, target: tuple[Path, TargetInfo]) -> None:
     """Missing, extra and misshapen tensors, and wrong maps, are all named in one message."""
     folder = tiny_eagle3.write_eagle3(tmp_path, target[0])
@@ -263,6 +284,19 @@ def test_settings_out_of_range(
     """What cannot be drafted with is refused, not rounded to something that can."""
     with pytest.raises(ConfigError, match=said):
         build_network(DraftConfig(method="eagle3", **settings), target[1])
+
+
+@pytest.mark.parametrize("nodes", [0, 5])
+def test_children_that_could_never_be_proposed_are_not_made(
+    tmp_path: Path, target: tuple[Path, TargetInfo], nodes: int
+) -> None:
+    """However many are asked for, memory is taken for as many as there are nodes."""
+    folder = tiny_eagle3.write_eagle3(tmp_path, target[0])
+    config = DraftConfig(
+        method="eagle3", model=str(folder), num_speculative_tokens=nodes, eagle_topk=100_000
+    )
+    spec = build_network(config, target[1]).spec
+    assert (spec.max_nodes, spec.scratch) == (1 + nodes, max(0, nodes - 1) * nodes)
 
 
 def test_a_copy_of_the_target_s_embedding_is_not_kept(

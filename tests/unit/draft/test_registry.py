@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from paceline.core.config import DraftConfig
 from paceline.core.errors import ConfigError
 from paceline.core.tree import from_proposals
-from paceline.draft import DRAFTERS, build
+from paceline.draft import DRAFTERS, build, folder_problems
 from paceline.draft.base import HostCommit
 
 
@@ -62,3 +63,24 @@ def test_every_host_drafter_keeps_the_contract(name: str) -> None:
             if leaving is not None:
                 drafter.leave(leaving, keep=True)
                 drafter.join(leaving, [2, 1], 1, "0")
+
+
+@pytest.mark.parametrize("method", ["auto", "none", "ngram", "suffix"])
+def test_a_folder_for_nobody_is_a_problem(method: str) -> None:
+    """It would be ignored; the message says what would use it."""
+    config = DraftConfig(method=method, model="folder")
+    (problem,) = folder_problems(config)
+    assert f"'{method}' uses no folder" in problem
+    assert "dflash, ddtree, eagle3 use one; name the network that it holds with --spec" in problem
+    assert not folder_problems(replace(config, model=None))
+
+
+def test_a_folder_for_a_part_is_none() -> None:
+    """Of a merged drafter one part may be a network; unknown names are somebody else's matter."""
+    config = DraftConfig(method="merged", parts=("ngram", "suffix"), model="folder")
+    (problem,) = folder_problems(config)
+    assert "of ngram, suffix uses no folder" in problem
+    assert "--spec-parts" in problem
+    assert not folder_problems(replace(config, parts=("ngram", "eagle3")))
+    for method in ("dflash", "ddtree", "eagle3", "unknown"):
+        assert not folder_problems(replace(config, method=method))
