@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,20 @@ def test_a_library_is_compiled_once(tmp_path: Path) -> None:
     assert len((tmp_path / "log").read_text().splitlines()) == runs
     names = {path.suffix for path in folder.iterdir()}
     assert names == {".so", ".sha256"}
+
+
+def test_what_a_killed_compilation_left_is_swept(tmp_path: Path) -> None:
+    """Old remains go with the next compilation; what may belong to a live process stays."""
+    folder = tmp_path / "cache"
+    old, young = folder / ".compiling-old", folder / ".compiling-young"
+    for remains in (old, young):
+        remains.mkdir(parents=True)
+        (remains / "rows.o").write_bytes(b"x")
+    long_ago = time.time() - 3600
+    os.utime(old, (long_ago, long_ago))
+    command = compiler(tmp_path, COUNTS.format(log=tmp_path / "log"))
+    assert build(folder, compiler=command).path is not None
+    assert {p.name for p in folder.iterdir() if p.is_dir()} == {".compiling-young"}
 
 
 def test_another_source_flag_or_processor_is_another_library(

@@ -13,6 +13,7 @@ look for a fault); `CC` names the compiler.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import logging
@@ -22,6 +23,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,8 @@ SOURCES = Path(__file__).parent / "native"
 TIMEOUT_S = 600
 # No fusing of a * b + c behind our back: bits must not depend on where a function was inlined.
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-pthread", "-ffp-contract=off", "-fvisibility=hidden")
+_SCRATCH = ".compiling-"  # what begins a folder in which a library is made
+_STALE_SECONDS = 2.0 * TIMEOUT_S  # no step of a live compilation is silent for so long
 _TUNINGS = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler knows
 
 
@@ -185,7 +189,8 @@ def _sound(path: Path) -> bool:
 def _compile(compiler: list[str], flags: tuple[str, ...], to: Path) -> None:
     """Compile every source, in parallel, link, and rename into place."""
     logger.info("compiling the CPU kernels, once on this machine, to %s", to)
-    with tempfile.TemporaryDirectory(dir=to.parent, prefix=".compiling-") as scratch:
+    _sweep(to.parent)
+    with tempfile.TemporaryDirectory(dir=to.parent, prefix=_SCRATCH) as scratch:
         sources = sorted(SOURCES.glob("*.c"))
         objects = [Path(scratch) / f"{source.stem}.o" for source in sources]
 
@@ -200,6 +205,14 @@ def _compile(compiler: list[str], flags: tuple[str, ...], to: Path) -> None:
         digest.write_text(hashlib.sha256(library.read_bytes()).hexdigest())
         digest.replace(to.with_suffix(".sha256"))
         library.replace(to)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed compilations left; a folder's time is that of the newest file in it."""
+    for remains in folder.glob(f"{_SCRATCH}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - remains.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(remains, ignore_errors=True)
 
 
 def _run(command: list[str]) -> str:
