@@ -9,11 +9,12 @@ import pytest
 
 from paceline.core.config import DraftConfig
 from paceline.core.request import SamplingParams
-from paceline.core.tree import Proposal
+from paceline.core.tree import EMPTY, Proposal
 from paceline.draft.base import DrafterSpec
 from paceline.engine import alarm as alarms
 from paceline.engine.alarm import Alarm
 from paceline.engine.engine import Engine
+from paceline.engine.proposers import NetworkProposer, Proposed
 from tests import tiny
 from tests.engine.harness import engine, request, run
 from tests.tiny_drafters import overfit_dflash, write_dflash
@@ -129,6 +130,21 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_tiny(tmp_path_factory.mktemp("target"), seed=1, vocab_size=1999)
 
 
+@pytest.fixture(scope="module")
+def knowing(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drafter that half knows what the target says."""
+    plain = engine(target, Engine.build, method="none", num_speculative_tokens=0)
+    params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
+    done = run(plain, [request(str(i), [i + 3, 5, 7], params) for i in range(5)])
+    spoken = [[i + 3, 5, 7, *done[str(i)].tokens] for i in range(5)]
+    return overfit_dflash(tmp_path_factory.mktemp("knowing") / "it", target, spoken, steps=60)
+
+
+def kept_there(self: NetworkProposer, rows, row_ids, budgets) -> Proposed:
+    """A network's tree as on a GPU: the host does not read it."""
+    return Proposed(proposals=(EMPTY,) * len(rows), tree=self._drafter.propose(row_ids))
+
+
 def decoded(eng: Engine, temperature: float = 0.0, tokens: int = 100) -> None:
     """Four rows at a time, 400 row-steps and more where nothing is accepted."""
     params = SamplingParams(max_tokens=tokens, temperature=temperature, ignore_eos=True, seed=1)
@@ -155,16 +171,34 @@ def test_a_random_network_is_named(
     assert len(warnings(caplog)) == 1
 
 
+@pytest.mark.parametrize("method", ["dflash", "ddtree"])
+def test_a_tree_that_stays_on_the_device_is_judged_by_what_was_accepted(
+    target: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+) -> None:
+    """As on a GPU, where the host sees paths only; there all is verified, so that says as much."""
+    monkeypatch.setattr(NetworkProposer, "propose", kept_there)
+    folder = write_dflash(tmp_path / "drafter", target)
+    decoded(engine(target, Engine.build, method=method, model=str(folder)))
+    (said,) = warnings(caplog)
+    assert "asked in 256 of 256 steps" in said
+
+
+@pytest.mark.parametrize("on_device", [False, True])
 def test_a_network_that_knows_its_target_is_not_named(
-    target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    target: Path,
+    knowing: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    on_device: bool,
 ) -> None:
     """Over as many steps, also where it is sampled."""
-    plain = engine(target, Engine.build, method="none", num_speculative_tokens=0)
-    params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
-    done = run(plain, [request(str(i), [i + 3, 5, 7], params) for i in range(5)])
-    spoken = [[i + 3, 5, 7, *done[str(i)].tokens] for i in range(5)]
-    folder = overfit_dflash(tmp_path / "drafter", target, spoken, steps=60)
-    eng = engine(target, Engine.build, method="dflash", model=str(folder))
+    if on_device:
+        monkeypatch.setattr(NetworkProposer, "propose", kept_there)
+    eng = engine(target, Engine.build, method="dflash", model=str(knowing))
     decoded(eng)
     decoded(eng, temperature=1.0)
     assert eng.report()["spec_decode_num_drafts"] > 256
