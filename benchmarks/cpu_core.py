@@ -76,8 +76,8 @@ def autoregressive(tasks: Sequence[Task], threads: int) -> tuple[list[Row], dict
     }
     try:
         ways["llama_cpp_q4_1"] = llama_cpp_answer(threads)
-    except ImportError:
-        print("llama-cpp-python is not installed: that peer is left out", flush=True)
+    except ImportError as error:
+        print(f"llama.cpp is left out: {error}", flush=True)
     found = speeds(ways, tasks)
     middle = {name: statistics.median(values) for name, values in found.items()}
     peers = {

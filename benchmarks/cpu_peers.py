@@ -7,6 +7,8 @@ ours, prompt by prompt, so that the machine's drift hits all alike.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -72,11 +74,30 @@ def transformers_answer(dtype: torch.dtype) -> Answer:
     return answer
 
 
+_TRY = """
+import sys, llama_cpp
+model = llama_cpp.Llama(sys.argv[1], n_ctx=64, verbose=False)
+next(model.generate([1, 2, 3], temp=0.0))
+"""
+
+
 def llama_cpp_answer(threads: int, context: int = 2048) -> Answer:
-    """llama.cpp, through llama-cpp-python, on the default model's own file."""
+    """llama.cpp, through llama-cpp-python, on the default model's own file.
+
+    Raises:
+        ImportError: it is not installed, or its build does not run on this processor; tried in a
+            process of its own, which an illegal instruction would end.
+    """
     from llama_cpp import Llama
 
     path = models.resolve("default").path
+    tried = subprocess.run(
+        [sys.executable, "-c", _TRY, str(path)], capture_output=True, check=False, timeout=300
+    )
+    if tried.returncode != 0:
+        why = tried.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        msg = f"llama.cpp ends with status {tried.returncode} here {' '.join(why)}"
+        raise ImportError(msg)
     model = Llama(
         str(path), n_ctx=context, n_threads=threads, n_threads_batch=threads, verbose=False
     )

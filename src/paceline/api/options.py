@@ -32,6 +32,7 @@ _RENAMED = {
     ("draft", "model"): "spec_model",
     ("draft", "num_speculative_tokens"): "spec_nodes",
     ("draft", "parts"): "spec_parts",
+    ("draft", "weights"): "spec_weights",
     ("draft", "check"): "spec_check",
 }
 # Other names for the same option: the field's own, and what vLLM calls it.

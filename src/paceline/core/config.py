@@ -114,6 +114,13 @@ class DraftConfig:
             "as it is"
         ),
     )
+    weights: Literal["auto", "8bit", "bf16"] = field(
+        default="auto",
+        metadata=_doc(
+            "how a CPU keeps a network's matrices, and its copy of the model's head: rounded to 8 "
+            "bits (auto, with 16-bit activations) or not; outputs are the same"
+        ),
+    )
     eagle_topk: int = field(
         default=1, metadata=_doc("eagle3: children of a node; 1 drafts a chain, more a tree")
     )

@@ -32,6 +32,7 @@ NETWORKS: Registry[Callable[[DraftConfig, TargetInfo], Drafter]] = Registry(
         "eagle3": "paceline.draft.eagle3:Eagle3Drafter",
     },
 )
+BORROWS_HEAD = frozenset({"dflash", "ddtree"})  # networks whose drafts go through the target's head
 # Drafters made of others, which the engine builds and asks as it does any.
 COMPOSITES: Registry[Callable[[DraftConfig], Merged]] = Registry(
     "drafter", {"merged": "paceline.draft.merged:Merged"}
@@ -55,6 +56,12 @@ def check_name(name: str) -> None:
     if name not in names():
         known = dict.fromkeys(names(), "")
         Registry[object]("drafter", known).get(name)
+
+
+def borrows_head(config: DraftConfig) -> bool:
+    """Whether the drafter, or a part of it, uses the target's head at every step."""
+    named = config.parts if config.method in COMPOSITES else (config.method,)
+    return not BORROWS_HEAD.isdisjoint(named)
 
 
 def folder_problems(config: DraftConfig) -> list[str]:

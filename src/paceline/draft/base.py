@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +75,7 @@ class TargetInfo:
     dtype: torch.dtype
     embed: Callable[[Tensor], Tensor]  # ids [T] int64 -> [T, H]
     head: Callable[[Tensor], Tensor]  # hidden [M, H] after a final norm -> logits [M, V]
+    weights: Literal["8bit", "bf16"] = "bf16"  # how a CPU keeps the network's own matrices
 
 
 class DraftNet(Protocol):

@@ -52,8 +52,7 @@ def load(folder: Path, target: TargetInfo) -> DFlashNet:
             missing, extra or misshapen (all are listed).
         ConfigError: it was made for another target; everything that differs is listed.
     """
-    # 16-bit at least: a drafter is small, and what it loses to rounding it loses in acceptance.
-    placement = Placement(device=target.device, dtype=target.dtype, weights="bf16")
+    placement = Placement(device=target.device, dtype=target.dtype, weights=target.weights)
     net, source = _load(folder, target, placement)
     rows = [
         source.read(f"layers.{i}.self_attn.{part}_proj.weight").to(target.dtype)

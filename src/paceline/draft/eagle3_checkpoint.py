@@ -48,7 +48,7 @@ def load(folder: Path, target: TargetInfo) -> Eagle3Net:
         ConfigError: it was made for another target; everything that differs is listed.
     """
     # 16-bit at least: a drafter is small, and what it loses to rounding it loses in acceptance.
-    placement = Placement(device=target.device, dtype=target.dtype, weights="bf16")
+    placement = Placement(device=target.device, dtype=target.dtype, weights=target.weights)
     return _load(folder, target, placement).eval()
 
 

@@ -22,6 +22,7 @@ from paceline.core.errors import ConfigError
 from paceline.draft import (
     COMPOSITES,
     DRAFTERS,
+    borrows_head,
     build,
     build_composite,
     build_network,
@@ -31,6 +32,7 @@ from paceline.draft import (
 from paceline.draft.base import TargetInfo
 from paceline.engine.alarm import Alarm
 from paceline.engine.control import Control
+from paceline.engine.draft_weights import draft_weights, light_head
 from paceline.engine.memory import pages_for, size_pool
 from paceline.engine.network_runtime import NetworkRuntime
 from paceline.engine.proposers import HostProposer, MergedProposer, NetworkProposer
@@ -191,8 +193,17 @@ def build_parts(resolved: EngineConfig, loaded: LoadedModel, used: int) -> Parts
     device = torch.device(resolved.device)
     dtype = TORCH_DTYPES[resolved.dtype]
     model = loaded.config
+    weights = draft_weights(resolved.draft.weights, device, dtype)
+    head, head_bytes = loaded.net.head, 0
+    if weights == "8bit" and borrows_head(resolved.draft):
+        head, head_bytes = light_head(loaded.net, dtype)
     target = TargetInfo(
-        config=model, device=device, dtype=dtype, embed=loaded.net.embed, head=loaded.net.head
+        config=model,
+        device=device,
+        dtype=dtype,
+        embed=loaded.net.embed,
+        head=head,
+        weights=weights,
     )
     proposer, network = build_proposer(resolved.draft, target)
     spec = proposer.spec
@@ -207,7 +218,7 @@ def build_parts(resolved: EngineConfig, loaded: LoadedModel, used: int) -> Parts
             layout.token_nbytes(layers, dtype) * resolved.cache.page_size
             for layout, layers in layouts
         ),
-        used=used,
+        used=used + head_bytes,
         free=free_memory(device),
         device_type=device.type,
         tail=tail,
