@@ -46,6 +46,10 @@ from paceline.kv.prefix import PrefixCache
 from paceline.ops.cpu import native
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
     from paceline.attention.base import AttentionBackend
     from paceline.draft.base import Drafter
     from paceline.engine.proposers import Proposer
@@ -194,7 +198,8 @@ def build_parts(resolved: EngineConfig, loaded: LoadedModel, used: int) -> Parts
     dtype = TORCH_DTYPES[resolved.dtype]
     model = loaded.config
     weights = draft_weights(resolved.draft.weights, device, dtype)
-    head, head_bytes = loaded.net.head, 0
+    head: Callable[[Tensor], Tensor] = loaded.net.head
+    head_bytes = 0
     if weights == "8bit" and borrows_head(resolved.draft):
         head, head_bytes = light_head(loaded.net, dtype)
     target = TargetInfo(
