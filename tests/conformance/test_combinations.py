@@ -6,7 +6,6 @@ prefill and a mixed batch at once, on all architectures; and hypothesis draws th
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,14 +32,6 @@ ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 Checkpoints = Callable[[str], Path]
 
 
-@pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    """Folders of tiny checkpoints by variant, each written once."""
-    return functools.cache(
-        lambda variant: tiny.write_variant(tmp_path_factory.mktemp("variant"), variant)
-    )
-
-
 @pytest.fixture(autouse=True)
 def _prophet_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """A registry line for the tests' own drafter."""
@@ -65,20 +56,33 @@ def told(outcome: Outcome) -> tuple[object, ...]:
 
 
 def compare(
-    folder: Path, jobs: Mapping[str, Job], circumstances: dict[str, object]
+    folder: Path,
+    jobs: Mapping[str, Job],
+    circumstances: dict[str, object],
+    *,
+    group: int = 4,
+    plain: Mapping[str, Outcome] | None = None,
 ) -> dict[str, float]:
-    """Run the jobs twice over in one engine, compare with plain decoding, return the counters."""
-    eng = engine(folder, max_len=80, **circumstances)
-    plain = {name: alone(folder, job) for name, job in jobs.items()}
+    """Run the jobs twice over in one engine, compare with plain decoding, return the counters.
+
+    Args:
+        folder: the target's.
+        jobs: by name.
+        circumstances: engine options.
+        group: how many new jobs come before the same ones again.
+        plain: what plain decoding gives for each job, where it is known.
+    """
+    eng = engine(folder, **{"max_len": 80, **circumstances})
+    plain = plain or {name: alone(folder, job) for name, job in jobs.items()}
     if eng.spec.name == "prophet":
         answers = eng._proposer._drafter.answers
         answers |= {name: [*job[0], *plain[name].tokens] for name, job in jobs.items()}
     names = list(jobs)
-    todo = [  # four new ones, the same four again, and so on: pages are still cached then
+    todo = [  # so few that their pages are still cached when they come again
         request(f"{name}#{repeat}", *jobs[name], scope=name)
-        for start in range(0, len(names), 4)
+        for start in range(0, len(names), group)
         for repeat in range(2)
-        for name in names[start : start + 4]
+        for name in names[start : start + group]
     ]
     hits = 0
     for key, found in run(eng, todo).items():

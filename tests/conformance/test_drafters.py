@@ -57,12 +57,6 @@ def params(option: str, temperature: float, seed: int = 3, **extra: object) -> S
     return SamplingParams(temperature=temperature, **{**values, **OPTIONS[option], **extra})
 
 
-@pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tiny Llama checkpoint for this file."""
-    return tiny.write_tiny(tmp_path_factory.mktemp("llama"), "llama", seed=1)
-
-
 @functools.cache
 def autoregressive(folder: Path, prompt: str, option: str, temperature: float) -> tuple[int, ...]:
     """Tokens of plain decoding, alone in a fresh engine."""

@@ -14,55 +14,24 @@ import pytest
 import torch
 
 from paceline.core.request import SamplingParams
-from paceline.draft import COMPOSITES, NETWORKS
 from paceline.draft.base import Drafter
 from paceline.engine.engine import Engine
 from paceline.kv.pool import KVPool
-from tests import tiny, tiny_drafters
+from tests import network_cases, tiny_drafters
 from tests.conformance.test_drafters import OPTIONS, PROMPTS, TEMPERATURES, autoregressive, params
 from tests.engine.harness import Outcome, engine, request, run
 
-CASES = [
-    *((name, {}) for name in NETWORKS.names()),
-    *tiny_drafters.VARIANTS,
-    *((name, parts) for name in COMPOSITES for parts in tiny_drafters.NETWORK_PARTS[name]),
-]
-IDS = ["-".join([name, *(f"{k}={v}" for k, v in options.items())]) for name, options in CASES]
-
-
-@pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One tiny Llama checkpoint for this file."""
-    return tiny.write_tiny(tmp_path_factory.mktemp("llama"), "llama", seed=1)
-
-
-@pytest.fixture(scope="session")
-def drafters(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A network's folder, by name; each builder runs once."""
-    made: dict[object, Path] = {}
-
-    def folder(name: str) -> Path:
-        build = tiny_drafters.BUILDERS[name]
-        if build not in made:
-            texts = [
-                [*PROMPTS[prompt], *autoregressive(llama, prompt, "plain", temperature)]
-                for prompt in PROMPTS
-                for temperature in (0.0, 1.0)
-            ]
-            made[build] = build(tmp_path_factory.mktemp(name) / "drafter", llama, texts, steps=80)
-        return made[build]
-
-    return folder
+CASES = network_cases.network_cases()
+IDS = [network_cases.case_id(name, own) for name, own in CASES]
 
 
 @pytest.fixture(params=CASES, ids=IDS)
 def speculating(
-    request: pytest.FixtureRequest, llama: Path, drafters: Callable[[str], Path]
+    request: pytest.FixtureRequest, llama: Path, drafters: Callable[..., Path]
 ) -> Callable[..., Engine]:
     """Builds engines with one network after the other."""
     name, own = request.param
-    (network,) = [part for part in own.get("parts", [name]) if part in NETWORKS]
-    folder = str(drafters(network))
+    folder = str(drafters(network_cases.network_in(name, own), llama))
     return lambda **options: engine(llama, method=name, model=folder, **{**own, **options})
 
 

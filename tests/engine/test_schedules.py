@@ -1,16 +1,27 @@
-"""Random lives of an engine: add, step, abort, preempt. Nothing leaks, nothing changes a token."""
+"""Random lives of an engine: add, step, abort, preempt. Nothing leaks, nothing changes a token.
+
+Host drafters live several lives; networks, which cost more, one each, on requests whose answers they half
+know.
+"""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from paceline.core.request import FinishReason, SamplingParams
-from tests import tiny
+from paceline.core.tree import EMPTY
+from paceline.draft.merged import padded_tree
+from paceline.engine.engine import Engine
+from paceline.engine.proposers import Proposed
+from tests import network_cases, tiny, tiny_drafters
 from tests.engine.harness import engine, request, run
 
 KINDS: list[dict[str, object]] = [
@@ -21,17 +32,80 @@ KINDS: list[dict[str, object]] = [
 ]
 
 
+NETWORK_CASES = network_cases.network_cases()
+NETWORK_IDS = [network_cases.case_id(name, own) for name, own in NETWORK_CASES]
+Job = tuple[list[int], SamplingParams]
+Networks = Callable[[str, Mapping[str, Any]], tuple[Path, list[Job]]]
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Qwen3 checkpoint."""
     return tiny.write_tiny(tmp_path_factory.mktemp("qwen3"), "qwen3", seed=5)
 
 
-def _life(model: Path, method: str, seed: int, num_steps: int, num_pages: int, lag: int = 0) -> int:
-    """Live a random life; compare every finished request with a fresh autoregressive run."""
+@pytest.fixture(scope="session")
+def networks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Networks:
+    """A case's network, trained on the answers to the requests that come with it."""
+    rng = random.Random(4)
+    drawn = [_job(rng) for _ in range(40)]
+    jobs = [job for job in drawn if len(job[0]) + job[1].max_tokens > 35][:8]  # pages run out
+    plain = engine(model, method="none", max_len=72)
+    made: dict[object, Path] = {}
+    todo = [request(str(i), *job) for i, job in enumerate(jobs)]
+    answers = [run(plain, [item])[item.id].tokens for item in todo]
+    texts = [[*prompt, *answer] for (prompt, _), answer in zip(jobs, answers, strict=True)]
+
+    def network(name: str, own: Mapping[str, Any]) -> tuple[Path, list[Job]]:
+        build = tiny_drafters.BUILDERS[network_cases.network_in(name, own)]
+        if build not in made:
+            folder = tmp_path_factory.mktemp(name) / "drafter"
+            made[build] = build(folder, model, texts, steps=40)
+        return made[build], jobs
+
+    return network
+
+
+def _job(rng: random.Random) -> Job:
+    """A prompt that repeats itself, and options."""
+    base = [rng.randrange(3, 12) for _ in range(rng.randrange(1, 6))]
+    prompt = (base * 9)[: rng.randrange(1, 40)]
+    params = SamplingParams(
+        max_tokens=rng.randrange(1, 30), seed=rng.randrange(5), **rng.choice(KINDS)
+    )
+    return prompt, params
+
+
+def _life(
+    model: Path,
+    draft: Mapping[str, Any],
+    seed: int,
+    num_steps: int,
+    num_pages: int,
+    *,
+    lag: int = 0,
+    jobs: Sequence[Job] = (),
+    prepare: Callable[[Engine, random.Random], None] = lambda *_: None,
+) -> dict[str, float]:
+    """Live a random life; compare every finished request with a fresh autoregressive run.
+
+    Args:
+        model: the target.
+        draft: engine options.
+        seed: of everything random.
+        num_steps: until what still runs is aborted.
+        num_pages: of the pool.
+        lag: steps that results are late.
+        jobs: what requests are drawn from; without any, prompts and options are random.
+        prepare: called with the engine before it starts.
+
+    Returns:
+        The engine's counters.
+    """
     rng = random.Random(seed)
-    eng = engine(model, method=method, num_pages=num_pages, max_len=72, chunk_size=7)
+    eng = engine(model, num_pages=num_pages, max_len=72, chunk_size=7, **draft)
     eng.lag = lag
+    prepare(eng, random.Random(seed))
     plain = engine(model, method="none", max_len=72)
     specs: dict[str, tuple[list[int], SamplingParams]] = {}
     got: dict[str, list[int]] = {}
@@ -40,11 +114,7 @@ def _life(model: Path, method: str, seed: int, num_steps: int, num_pages: int, l
     for index in range(num_steps):
         if len(open_ids) < 7 and rng.random() < 0.5:
             name = f"r{index}"
-            base = [rng.randrange(3, 12) for _ in range(rng.randrange(1, 6))]
-            prompt = (base * 9)[: rng.randrange(1, 40)]
-            params = SamplingParams(
-                max_tokens=rng.randrange(1, 30), seed=rng.randrange(5), **rng.choice(KINDS)
-            )
+            prompt, params = rng.choice(jobs) if jobs else _job(rng)
             specs[name] = (prompt, params)
             got[name] = []
             eng.add(request(name, prompt, params, scope=rng.choice(["", "b"])))
@@ -67,7 +137,7 @@ def _life(model: Path, method: str, seed: int, num_steps: int, num_pages: int, l
     for name in finished[:12]:
         expected = run(plain, [request(name, *specs[name])])[name].tokens
         assert got[name] == expected, f"{name} of life {seed} differs from autoregressive"
-    return int(eng.report()["num_preemptions"])
+    return eng.report()
 
 
 @pytest.mark.parametrize("method", ["none", "ngram", "suffix"])
@@ -75,22 +145,79 @@ def _life(model: Path, method: str, seed: int, num_steps: int, num_pages: int, l
 @given(seed=st.integers(0, 10_000))
 def test_random_lives(model: Path, method: str, seed: int) -> None:
     """Random schedules keep the invariants after each step and every finished request's tokens."""
-    _life(model, method, seed, num_steps=60, num_pages=30)
+    _life(model, {"method": method}, seed, num_steps=60, num_pages=30)
 
 
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 10_000))
 def test_results_one_step_behind(model: Path, seed: int) -> None:
     """Reading results one step late, as on a GPU, changes no token and leaks nothing."""
-    _life(model, "none", seed, num_steps=60, num_pages=30, lag=1)
+    _life(model, {"method": "none"}, seed, num_steps=60, num_pages=30, lag=1)
+
+
+@pytest.mark.parametrize("name, own", NETWORK_CASES, ids=NETWORK_IDS)
+def test_a_network_s_random_life(
+    model: Path, networks: Networks, name: str, own: Mapping[str, Any]
+) -> None:
+    """One life of each network, alone, growing a tree and merged. In steps drawn at random its trees
+    are such as the host never sees, as on a GPU; their nodes are then chosen by the step.
+    """
+    folder, jobs = networks(name, own)
+    unseen: list[int] = []
+
+    def prepare(eng: Engine, rng: random.Random) -> None:
+        seen = eng._proposer.propose
+
+        def propose(rows: Sequence[int], row_ids: Tensor, budgets: Sequence[int]) -> Proposed:
+            if rng.random() < 0.5:
+                return seen(rows, row_ids, budgets)
+            unseen.append(len(rows))
+            return _on_device(eng._proposer, rows, row_ids, budgets)
+
+        eng._proposer.propose = propose
+
+    draft = {"method": name, "model": str(folder), **own}
+    report = _life(model, draft, 6, num_steps=70, num_pages=22, jobs=jobs, prepare=prepare)
+    assert len(unseen) > 10
+    assert report["num_preemptions"] > 0
+    assert report["spec_decode_num_accepted_tokens"] > 20, "hardly anything was accepted"
+
+
+def _on_device(
+    proposer: Any, rows: Sequence[int], row_ids: Tensor, budgets: Sequence[int]
+) -> Proposed:
+    """What a network, or several drafters with one among them, propose where nobody reads it."""
+    trees = []
+    for part in getattr(proposer, "_parts", [proposer]):
+        if part.observes:
+            trees.append(part._drafter.propose(row_ids))
+        else:
+            lists = part.propose(rows, row_ids, budgets).proposals
+            trees.append(padded_tree(lists, part.spec.max_nodes))
+    if len(trees) > 1:
+        roots, depth = trees[-1].token_ids[:, 0], proposer.spec.max_depth
+        trees = [proposer._merged.fold_trees(roots, trees, depth)]
+    return Proposed(proposals=(EMPTY,) * len(rows), tree=trees[0])
+
+
+@pytest.mark.parametrize("name", ["dflash", "eagle3"])
+def test_a_network_that_only_watches_is_one_step_behind(
+    model: Path, networks: Networks, name: str
+) -> None:
+    """Without a draft node a GPU's results are read late, while the network goes on observing."""
+    folder, jobs = networks(name, {})
+    draft = {"method": name, "model": str(folder), "num_speculative_tokens": 0}
+    report = _life(model, draft, 8, num_steps=60, num_pages=22, jobs=jobs, lag=1)
+    assert report["num_preemptions"] > 0
 
 
 def test_lives_do_preempt(model: Path) -> None:
     """The pool of the lives above is small enough that preemption happens at all."""
-    assert _life(model, "suffix", 1, num_steps=120, num_pages=24) > 0
+    report = _life(model, {"method": "suffix"}, 1, num_steps=120, num_pages=24)
+    assert report["num_preemptions"] > 0
 
 
 @pytest.mark.slow
 def test_ten_thousand_steps_leak_nothing(model: Path) -> None:
     """Killing and aborting at random for 10,000 steps leaks no page and no row."""
-    _life(model, "suffix", 77, num_steps=10_000, num_pages=30)
+    _life(model, {"method": "suffix"}, 77, num_steps=10_000, num_pages=30)
