@@ -89,12 +89,17 @@ def randomised(folder: Path, to: Path) -> Path:
 
 @pytest.mark.parametrize("method", ["dflash", "ddtree", "merged"])
 def test_one_that_fits_is_tested_once_and_serves(
-    target: Path, dflash: Path, cache: Path, method: str
+    target: Path, dflash: Path, cache: Path, caplog: pytest.LogCaptureFixture, method: str
 ) -> None:
     """The figures are a note; the second start asks nothing; tokens are those of plain decoding."""
     asked = Asked()
-    first = served(target, dflash, asked, method)
-    again = served(target, dflash, asked, method)
+    with caplog.at_level(logging.INFO, "paceline.engine.fitness"):
+        first = served(target, dflash, asked, method)
+        assert "testing whether" in caplog.text
+        assert "fits: " in caplog.text
+        caplog.clear()
+        again = served(target, dflash, asked, method)
+        assert not [r for r in caplog.records if r.name == "paceline.engine.fitness"]
     assert asked.times == 1
     (kept,) = (cache / "fitness").iterdir()
     assert json.loads(kept.read_text())["outcome"] == "fits"
@@ -228,9 +233,13 @@ def test_one_that_comes_along_costs_nothing(
     served(target, copy, asked)
     assert asked.times == 0
     assert not any(cache.iterdir())
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 99}))
+    served(target, copy, asked)
+    assert asked.times == 1
     with pytest.raises(ConfigError, match="another target"):
         served(target, randomised(dflash, tmp_path / "changed"), asked)
-    assert asked.times == 1
+    assert asked.times == 2
 
 
 def test_one_that_cannot_be_tested_serves_with_a_warning(

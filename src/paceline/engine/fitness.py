@@ -154,6 +154,7 @@ def vet(
         return ()
     kept = _kept_at(target, drafter)
     found = _recall(kept, target, drafter)
+    level = logging.DEBUG if found is not None else logging.INFO
     if found is None:
         log.info(
             "testing whether the drafter in %s belongs to this model (once; --spec-check off skips it)",
@@ -168,11 +169,11 @@ def vet(
             )
             return ()
         _keep(kept, found, target, drafter)
-    return _judged(found, folder)
+    return _judged(found, folder, level)
 
 
-def _judged(found: Fitness, folder: Path) -> tuple[str, ...]:
-    """Refuse, warn, or say that all is well."""
+def _judged(found: Fitness, folder: Path, level: int) -> tuple[str, ...]:
+    """Refuse, warn, or say at the given level of logging that all is well."""
     if found.outcome in {"another target", "wrong map"}:
         msg = (
             f"the drafter in {folder} does not belong to this model ({found.outcome}): {found.advice} "
@@ -181,7 +182,7 @@ def _judged(found: Fitness, folder: Path) -> tuple[str, ...]:
         )
         raise ConfigError(msg)
     note = f"drafter in {folder}: {found.outcome}: {found.advice}"
-    log.log(logging.WARNING if found.outcome == "misread" else logging.INFO, "%s", note)
+    log.log(logging.WARNING if found.outcome == "misread" else level, "%s", note)
     return (note,)
 
 
