@@ -214,3 +214,19 @@ def test_what_is_said_of_drafters_that_fit_is_what_their_checks_found() -> None:
             f"is {own['by_position'][0]:.1%} and {own['accept_length']:.2f}. Name the outputs of layers "
             f"{own['taps']}"
         ) in says
+
+
+def test_what_the_readme_says_of_the_trained_drafter() -> None:
+    """Its speed on HumanEval, greedy and sampled, in both kinds of weights."""
+    record = json.loads((RESULTS / "accept-smollm2.json").read_text())
+    found = {
+        (r["weights"], r["temperature"]): r["speed_ratio"]
+        for r in record["rows"]
+        if (r["drafter"], r["dataset"], r["group"]) == ("ddtree", "human_eval", "all")
+        and r["speed_ratio"] is not None
+    }
+    says = text("README.md")
+    assert f"come {found['bf16', 0.0]:.1f} times as fast as plain decoding in bf16" in says
+    assert f"and {found['auto', 0.0]:.1f} times in 4 bits" in says
+    sampled = f"at temperature 1 it is {found['bf16', 1.0]:.2f} and {found['auto', 1.0]:.2f}"
+    assert sampled in says
