@@ -230,3 +230,18 @@ def test_what_the_readme_says_of_the_trained_drafter() -> None:
     assert f"and {found['auto', 0.0]:.1f} times in 4 bits" in says
     sampled = f"at temperature 1 it is {found['bf16', 1.0]:.2f} and {found['auto', 1.0]:.2f}"
     assert sampled in says
+
+
+LOSSLESS = sorted(RESULTS.glob("lossless-*.json"))
+
+
+@pytest.mark.parametrize("path", LOSSLESS, ids=lambda path: path.stem)
+def test_records_of_losslessness_know_no_exception(path: Path) -> None:
+    """Sixty prompts of 128 tokens at two temperatures, all equal to plain decoding, and drafted for."""
+    record = json.loads(path.read_text())
+    assert record["equal"] is True
+    assert (record["workload"]["num_prompts"], record["settings"]["max_tokens"]) == (60, 128)
+    assert [r["temperature"] for r in record["results"]] == [0.0, 1.0]
+    for result in record["results"]:
+        assert result["num_equal"] == 60
+        assert result["accept_length"] > 1.0
