@@ -26,6 +26,7 @@ from paceline.bench.machine import machine, source, versions
 from paceline.bench.run import Settings, Task, run
 from paceline.bench.summary import differences, summarise
 from paceline.cli.workbench import encode
+from paceline.core import device
 from paceline.core.request import Request, SamplingParams
 from paceline.engine.engine import Engine
 
@@ -193,20 +194,7 @@ def child_memory() -> None:
         engine.add(Request(id=str(i), prompt_ids=prompt, params=params))
     while engine.has_work:
         engine.step()
-    print(peak_bytes() / 1e9)
-
-
-def peak_bytes() -> int:
-    """Highest resident memory of this process since it began its program.
-
-    Not `ru_maxrss`: Linux carries that over from the process that started this one, here one with
-    transformers and several models in memory.
-    """
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    msg = "/proc/self/status has no line VmHWM; this measurement needs Linux"
-    raise OSError(msg)
+    print(device.peak_memory(torch.device("cpu")) / 1e9)
 
 
 def second_start() -> Row:

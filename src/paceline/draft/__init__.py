@@ -58,16 +58,19 @@ def check_name(name: str) -> None:
         Registry[object]("drafter", known).get(name)
 
 
+def named(config: DraftConfig) -> tuple[str, ...]:
+    """The drafters that a config asks for: its parts, or the one."""
+    return config.parts if config.method in COMPOSITES else (config.method,)
+
+
 def borrows_head(config: DraftConfig) -> bool:
     """Whether the drafter, or a part of it, uses the target's head at every step."""
-    named = config.parts if config.method in COMPOSITES else (config.method,)
-    return not BORROWS_HEAD.isdisjoint(named)
+    return not BORROWS_HEAD.isdisjoint(named(config))
 
 
 def folder_problems(config: DraftConfig) -> list[str]:
     """What is wrong with a folder that a config names: a drafter without a network ignores it."""
-    named = config.parts if config.method in COMPOSITES else (config.method,)
-    if config.model is None or any(name in NETWORKS or name not in names() for name in named):
+    if config.model is None or any(n in NETWORKS or n not in names() for n in named(config)):
         return []
     asked, flag = f"the drafter {config.method!r}", "--spec"
     if config.method in COMPOSITES:

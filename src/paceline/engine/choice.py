@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from paceline.draft import AUTO, COMPOSITES, NETWORKS, shipped
+from paceline.draft import AUTO, NETWORKS, named, shipped
 from paceline.models.cache import digest
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ def choose_drafter(config: DraftConfig, files: ModelFiles) -> tuple[DraftConfig,
     Raises:
         ModelError: the list of drafters that come with Paceline is damaged.
     """
-    named = config.parts if config.method in COMPOSITES else (config.method,)
-    networks = [name for name in named if name in NETWORKS]
+    networks = [name for name in named(config) if name in NETWORKS]
     asks = config.method == AUTO or (networks and config.model is None)
     if not asks:
         return config, ()
