@@ -1,11 +1,12 @@
 """Measures how many tokens a step of the bundled model's drafters emits: `make bench-accept`.
 
-Two parts write rows into one record, each row with where it was measured:
+Each part writes into one record as soon as it has something, with where it was measured:
 
 accept  accept length by drafter, nodes, data set, group and temperature, with everything that is
         proposed verified, many prompts at once. On a GPU the full sets take minutes:
             python benchmarks/accept.py accept --device cuda --rows 128 \
                 --spec-bench question.jsonl --human-eval HumanEval.jsonl.gz --gsm8k test.jsonl
+entropy the model's entropy a token at temperature 1, without which sampled figures say little.
 speed   as served: one sequence at a time, the policy chooses how many nodes are verified, and the
         autoregressive baseline runs beside it, prompt by prompt; ten prompts of each group.
 join    nothing is measured: rows of the records named by --records, made side by side, are put in.
@@ -111,14 +112,9 @@ def data_sets(args: argparse.Namespace, tokens: Tokenizer) -> Iterator[tuple[str
         yield name, encode(workload.load([path], limit=args.limit), tokens)
 
 
-def measure_accept(args: argparse.Namespace, tokens: Tokenizer) -> tuple[list[Row], Row]:
-    """Rows of accept lengths, and the target's entropy by data set and group."""
-    rows: list[Row] = []
-    entropies: Row = {}
-    loaded = None
-    for way in ways(args.drafters):
-        engine = engine_of(args, way, loaded)
-        loaded = engine.loaded
+def measure_accept(args: argparse.Namespace, tokens: Tokenizer) -> Iterator[list[Row]]:
+    """Rows of accept lengths: one list for each drafter, data set and temperature."""
+    for way, engine in engines(args):
         for dataset, tasks in data_sets(args, tokens):
             for heat in args.temperatures:
                 settings = Settings(
@@ -126,7 +122,7 @@ def measure_accept(args: argparse.Namespace, tokens: Tokenizer) -> tuple[list[Ro
                 )
                 started = time.perf_counter()
                 found = acceptance(engine, tasks, settings, stop_ids=stop_ids(tokens, engine))
-                rows += [
+                rows = [
                     row(args, engine, way, dataset, group.group, heat)
                     | {
                         "accept_length": round(group.accept_length, 4),
@@ -138,29 +134,31 @@ def measure_accept(args: argparse.Namespace, tokens: Tokenizer) -> tuple[list[Ro
                     for group in found
                 ]
                 say(rows[-1], time.perf_counter() - started)
-        if not entropies:
-            for dataset, tasks in data_sets(args, tokens):
-                settings = Settings(max_tokens=args.max_tokens, concurrency=args.rows)
-                nats = entropy(engine, tasks, settings, stop_ids=stop_ids(tokens, engine))
-                entropies[dataset] = {group: round(value, 4) for group, value in nats.items()}
-        engine.close()
-    return rows, entropies
+                yield rows
 
 
-def measure_speed(args: argparse.Namespace, tokens: Tokenizer) -> list[Row]:
+def measure_entropy(args: argparse.Namespace, tokens: Tokenizer) -> Row:
+    """The target's entropy a token at temperature 1, nats, by data set and group."""
+    engine = engine_of(args, ways(['{"method": "none"}'])[0], None)
+    found: Row = {}
+    for dataset, tasks in data_sets(args, tokens):
+        settings = Settings(max_tokens=args.max_tokens, concurrency=args.rows)
+        nats = entropy(engine, tasks, settings, stop_ids=stop_ids(tokens, engine))
+        found[dataset] = {group: round(value, 4) for group, value in nats.items()}
+    engine.close()
+    return found
+
+
+def measure_speed(args: argparse.Namespace, tokens: Tokenizer) -> Iterator[list[Row]]:
     """Rows of speed ratios, one sequence at a time, the baseline beside it."""
-    rows: list[Row] = []
-    loaded = None
-    for way in ways(args.drafters):
-        engine = engine_of(args, way, loaded)
-        loaded = engine.loaded
+    for way, engine in engines(args):
         for dataset, tasks in data_sets(args, tokens):
             for heat in args.temperatures:
                 settings = Settings(max_tokens=args.max_tokens, temperature=heat)
                 started = time.perf_counter()
                 slices = run(engine, tasks, settings, stop_ids=stop_ids(tokens, engine))
                 unequal = len(differences(slices))
-                rows += [
+                rows = [
                     row(args, engine, way, dataset, group.group, heat)
                     | {
                         "accept_length": round(group.accept_length, 4),
@@ -173,8 +171,17 @@ def measure_speed(args: argparse.Namespace, tokens: Tokenizer) -> list[Row]:
                     for group in summarise(slices, tasks)
                 ]
                 say(rows[-1], time.perf_counter() - started)
+                yield rows
+
+
+def engines(args: argparse.Namespace) -> Iterator[tuple[Way, Engine]]:
+    """An engine for each drafter, one after the other; they share the target."""
+    loaded = None
+    for way in ways(args.drafters):
+        engine = engine_of(args, way, loaded)
+        loaded = engine.loaded
+        yield way, engine
         engine.close()
-    return rows
 
 
 def row(
@@ -230,7 +237,7 @@ def merged(path: Path, rows: list[Row], entropies: Row, part: str, origin: Row) 
         "model": "SmolLM2-135M-Instruct",
         "protocol": "chat template, first turn, end-of-text honoured, weighted by tokens, bonus in",
         "measured": about,
-        "entropy_nats_t1": entropies or old.get("entropy_nats_t1", {}),
+        "entropy_nats_t1": {**old.get("entropy_nats_t1", {}), **entropies},  # type: ignore[dict-item]
         "rows": [*kept, *rows],
     }
 
@@ -269,7 +276,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("accept", "speed", "join", "table"))
+    parser.add_argument("part", choices=("accept", "entropy", "speed", "join", "table"))
     parser.add_argument("--out", type=Path, default=HERE / "results" / "accept-smollm2.json")
     parser.add_argument(
         "--drafters", nargs="+", default=DRAFTERS, help="JSON objects with vLLM's keys"
@@ -303,13 +310,15 @@ def main() -> None:
     if args.part == "speed" and args.limit is None:
         args.limit = 10
     tokens = Tokenizer.from_files(models.resolve(args.model).path)
-    entropies: Row = {}
-    if args.part == "accept":
-        rows, entropies = measure_accept(args, tokens)
+    record: Row = {}
+    if args.part == "entropy":
+        record = merged(args.out, [], measure_entropy(args, tokens), args.part, here())
+        save(args.out, record)
     else:
-        rows = measure_speed(args, tokens)
-    record = merged(args.out, rows, entropies, args.part, here())
-    save(args.out, record)
+        measure = measure_accept if args.part == "accept" else measure_speed
+        for rows in measure(args, tokens):
+            record = merged(args.out, rows, {}, args.part, here())
+            save(args.out, record)
     print(json.dumps(record))
 
 
