@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from paceline.core.config import DraftConfig
     from paceline.draft.base import Commit, DraftRuntime, TargetInfo
     from paceline.draft.candidates import Candidates
+    from paceline.draft.dflash_net import DFlashNet
 
 
 class DDTreeDrafter:
@@ -54,13 +55,16 @@ class DDTreeDrafter:
     Args:
         config: `model` is a DFlash drafter's folder, `num_speculative_tokens` the budget.
         target: facts, embedding and head of the target.
+        net: the network, where it does not come from that folder.
 
     Raises:
         ConfigError: the budget is 0, no folder is given, or the drafter does not belong to the target.
         ModelError: its files are missing, damaged or of a layout that is not supported.
     """
 
-    def __init__(self, config: DraftConfig, target: TargetInfo) -> None:
+    def __init__(
+        self, config: DraftConfig, target: TargetInfo, net: DFlashNet | None = None
+    ) -> None:
         self._budget = config.num_speculative_tokens
         if self._budget < 1:
             msg = (
@@ -68,7 +72,8 @@ class DDTreeDrafter:
                 "more are needed. Choose drafter 'none' to decode without drafts."
             )
             raise ConfigError(msg)
-        self._block = DFlashBlock(load_net(config, target), self._budget)
+        net = load_net(config, target) if net is None else net
+        self._block = DFlashBlock(net, self._budget)
         self.spec = self._block.spec("ddtree", 1 + self._budget)
 
     def attach(self, runtime: DraftRuntime) -> None:

@@ -168,14 +168,18 @@ class DFlashDrafter:
     Args:
         config: `model` is the drafter's folder, `num_speculative_tokens` the longest chain.
         target: facts, embedding and head of the target.
+        net: the network, where it does not come from that folder.
 
     Raises:
         ConfigError: no folder is given, or the drafter does not belong to the target.
         ModelError: its files are missing, damaged or of a layout that is not supported.
     """
 
-    def __init__(self, config: DraftConfig, target: TargetInfo) -> None:
-        self._block = DFlashBlock(load_net(config, target), config.num_speculative_tokens)
+    def __init__(
+        self, config: DraftConfig, target: TargetInfo, net: DFlashNet | None = None
+    ) -> None:
+        net = load_net(config, target) if net is None else net
+        self._block = DFlashBlock(net, config.num_speculative_tokens)
         self.spec = self._block.spec("dflash", 1 + self._block.num_positions)
 
     def attach(self, runtime: DraftRuntime) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -29,7 +30,7 @@ from paceline.draft import (
     check_name,
     folder_problems,
 )
-from paceline.draft.base import TargetInfo
+from paceline.draft.base import Drafter, TargetInfo
 from paceline.engine.alarm import Alarm
 from paceline.engine.control import Control
 from paceline.engine.draft_weights import draft_weights, light_head
@@ -39,23 +40,24 @@ from paceline.engine.proposers import HostProposer, MergedProposer, NetworkPropo
 from paceline.engine.rows import RowTable
 from paceline.engine.runner import ModelRunner
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.step import Walk
 from paceline.kv.layout import Heads
 from paceline.kv.pages import PageAllocator
 from paceline.kv.pool import KVPool
 from paceline.kv.prefix import PrefixCache
 from paceline.ops.cpu import native
+from paceline.sample.verifier import verify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
 
     from paceline.attention.base import AttentionBackend
-    from paceline.draft.base import Drafter
     from paceline.engine.proposers import Proposer
     from paceline.models import LoadedModel
 
 log = logging.getLogger(__name__)
+
+NetworkMaker: TypeAlias = Callable[[DraftConfig, TargetInfo], Drafter]
 
 _MAX_NODES = 256  # root included; what masks and kernels are tested for
 # Beyond these no machine gains, and the host runs out of memory before a message could be given.
@@ -79,6 +81,7 @@ class Parts:
     alarm: Alarm
     max_len: int
     notes: tuple[str, ...]
+    walk: Walk = verify
 
 
 def resolve(config: EngineConfig) -> EngineConfig:
@@ -165,8 +168,15 @@ def resolve_invariance(asked: bool | None, backend: AttentionBackend) -> tuple[b
     return True, "batch-invariant: yes, outputs equal plain decoding bit by bit"
 
 
-def build_proposer(config: DraftConfig, target: TargetInfo) -> tuple[Proposer, Drafter | None]:
+def build_proposer(
+    config: DraftConfig, target: TargetInfo, make_network: NetworkMaker = build_network
+) -> tuple[Proposer, Drafter | None]:
     """Who proposes, as the engine asks; and the network in it that is to be attached, if any.
+
+    Args:
+        config: which drafter.
+        target: facts, embedding and head of the target.
+        make_network: makes a drafter network of both; default: from the folder that the config names.
 
     Raises:
         ConfigError: no drafter has that name, its settings are out of range, or it does not belong to
@@ -175,24 +185,30 @@ def build_proposer(config: DraftConfig, target: TargetInfo) -> tuple[Proposer, D
     """
     if config.method in COMPOSITES:
         merged = build_composite(config)
-        made = [build_proposer(part, target) for part in merged.parts]
+        made = [build_proposer(part, target, make_network) for part in merged.parts]
         networks = [network for _, network in made if network is not None]
-        return MergedProposer(merged, [proposer for proposer, _ in made]), next(
-            iter(networks), None
-        )
+        parts = [proposer for proposer, _ in made]
+        whole = MergedProposer(merged, parts, num_rows, target.device)
+        return whole, next(iter(networks), None)
     if config.method in DRAFTERS:
         return HostProposer(build(config)), None
-    network = build_network(config, target)
-    return NetworkProposer(network), network
+    network = make_network(config, target)
+    return NetworkProposer(network, target.device), network
 
 
-def build_parts(resolved: EngineConfig, loaded: LoadedModel, used: int) -> Parts:
+def build_parts(
+    resolved: EngineConfig,
+    loaded: LoadedModel,
+    used: int,
+    make_network: NetworkMaker = build_network,
+) -> Parts:
     """Connect everything. See `Engine.build` for what it raises.
 
     Args:
         resolved: from `resolve`.
         loaded: the target.
         used: bytes that weights and work space take on the device.
+        make_network: as for `build_proposer`.
     """
     device = torch.device(resolved.device)
     dtype = TORCH_DTYPES[resolved.dtype]
@@ -210,7 +226,7 @@ def build_parts(resolved: EngineConfig, loaded: LoadedModel, used: int) -> Parts
         head=head,
         weights=weights,
     )
-    proposer, network = build_proposer(resolved.draft, target)
+    proposer, network = build_proposer(resolved.draft, target, make_network)
     spec = proposer.spec
     layouts = [(Heads(model.num_kv_heads, model.head_dim), model.num_layers)]
     if spec.kv is not None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.core.stages import silent
 from paceline.core.tree import root
-from paceline.engine.step import StepTensors, block_step
+from paceline.engine.step import StepTensors, Walk, block_step
 from paceline.sample.options import MIN_TOKENS
 
 if TYPE_CHECKING:
@@ -57,9 +57,10 @@ class GraphCache:
         num_eager: block steps that ran without a graph.
     """
 
-    def __init__(self, rows: RowTable, target: ModelRunner, *, num_rows: int) -> None:
+    def __init__(self, rows: RowTable, target: ModelRunner, *, num_rows: int, walk: Walk) -> None:
         self._rows = rows
         self._target = target
+        self._walk = walk
         self._ladder = _ladder(num_rows)
         self._spare = num_rows
         self._graphs: dict[GraphKey, Captured] = {}
@@ -107,6 +108,7 @@ class GraphCache:
                 self._rows,
                 self._target,
                 silent,
+                walk=self._walk,
             )
 
         side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

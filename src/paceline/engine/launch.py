@@ -48,11 +48,15 @@ class Launcher:
         self._observe = parts.proposer.observe if parts.proposer.observes else None
         self._control = control
         self._alarm = parts.alarm
+        self._walk = parts.walk
         self._stages = stages
         self._graphs: GraphCache | None = None
         if parts.device.type == "cuda" and parts.config.graphs:
             self._graphs = GraphCache(
-                parts.rows, parts.target, num_rows=parts.config.cache.max_rows
+                parts.rows,
+                parts.target,
+                num_rows=parts.config.cache.max_rows,
+                walk=parts.walk,
             )
 
     def launch(self, plan: StepPlan) -> Pending:
@@ -90,6 +94,7 @@ class Launcher:
                 self._target,
                 self._stages,
                 self._observe,
+                self._walk,
             )
         for sequence in plan.sequences:
             sequence.in_flight += 1

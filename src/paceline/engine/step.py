@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -17,18 +17,41 @@ from paceline.engine.buffers import extend_batch, verify_batch
 from paceline.engine.commits import block_commit, extend_commit
 from paceline.engine.rows import emitted_tokens
 from paceline.ops.reference.tree import select
-from paceline.sample.sampler import PickNodes, pick
+from paceline.sample.sampler import Head, PickNodes, pick
 from paceline.sample.verifier import verify
 
 if TYPE_CHECKING:
     from paceline.core.stages import Stages
-    from paceline.core.tree import DraftTree, Selection
+    from paceline.core.tree import DraftTree, Selection, Verdict
     from paceline.draft.base import Commit
     from paceline.engine.plan import Chunk
     from paceline.engine.rows import RowTable
     from paceline.engine.runner import ModelRunner
+    from paceline.sample.options import SamplingTable
 
     Observe = Callable[[Commit], None]
+
+
+class Walk(Protocol):
+    """Says how far a step goes along its trees: `sample.verifier.verify`, whose arguments these are.
+
+    Whoever measures steps passes another; an engine from `Engine.build` has only this one.
+    """
+
+    def __call__(
+        self,
+        tree: DraftTree,
+        selection: Selection,
+        hidden: Tensor,
+        head: Head,
+        table: SamplingTable,
+        rows: Tensor,
+        lens: Tensor,
+        host_rows: list[int],
+        /,
+    ) -> Verdict:
+        """Return the verdict of every row."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +156,7 @@ def block_step(
     target: ModelRunner,
     stages: Stages,
     observe: Observe | None = None,
+    walk: Walk = verify,
 ) -> StepTensors:
     """Verify one tree per row: select, forward, walk, move, commit, observe.
 
@@ -147,6 +171,7 @@ def block_step(
         target: the target network.
         stages: who measures.
         observe: a drafter network that wants to see what became final.
+        walk: how far a step goes along its trees.
     """
     with stages("select"):
         chosen = select(tree, row_ids, num_tokens, caps)
@@ -156,7 +181,7 @@ def block_step(
     with stages("verify"):
         out = target.forward(batch)
     with stages("walk"):
-        verdict = verify(
+        verdict = walk(
             tree,
             chosen,
             out.hidden,
