@@ -165,6 +165,25 @@ def test_the_tables_of_acceptance_are_those_of_the_record(monkeypatch: pytest.Mo
     )
 
 
+def test_what_the_noise_is_worth_is_what_was_measured() -> None:
+    """Both pages say the same figures, of whole Spec-Bench at temperature 1."""
+    record = json.loads((RESULTS / "accept-smollm2.json").read_text())
+    found = {
+        (r["drafter"], r.get("noise", True)): f"{r['accept_length']:.2f}"
+        for r in record["rows"]
+        if (r["dataset"], r["group"], r["temperature"]) == ("spec_bench", "all", 1.0)
+        and r["nodes"] == {"dflash": 7, "ddtree": 32}.get(r["drafter"])
+    }
+    chain, tree = ([found[name, noise] for noise in (True, False)] for name in ("dflash", "ddtree"))
+    assert (
+        f"accept length is {chain[0]} with the noise and {chain[1]} by q alone, that of the tree of "
+        f"32 nodes {tree[0]} and {tree[1]}"
+    ) in text("docs/dflash.md")
+    assert (
+        f"{chain[0]} against {chain[1]} for the chain and {tree[0]} against {tree[1]} for the tree"
+    ) in text("docs/acceptance.md")
+
+
 def test_acceptance_was_measured_with_the_weights_that_ship() -> None:
     """Other weights want other figures."""
     index = json.loads((ROOT / "drafters" / "index.json").read_text())["drafters"]
@@ -245,3 +264,51 @@ def test_records_of_losslessness_know_no_exception(path: Path) -> None:
     for result in record["results"]:
         assert result["num_equal"] == 60
         assert result["accept_length"] > 1.0
+
+
+SPEC_BENCH = {
+    "mt_bench": "chat",
+    "translation": "translation",
+    "summarization": "summary",
+    "qa": "questions",
+    "math_reasoning": "math",
+    "rag": "retrieval",
+    "all": "**all**",
+}
+
+
+def bench_rows() -> list[str]:
+    """The README's table of drafters that copy, made of what `paceline bench` wrote at 0 and at 1."""
+    greedy, sampled = (
+        json.loads((RESULTS / f"bench-spec-bench-t{heat}.json").read_text()) for heat in (0, 1)
+    )
+    for record, heat in ((greedy, 0.0), (sampled, 1.0)):
+        assert record["settings"]["temperature"] == heat
+        assert record["workload"]["groups"] == dict.fromkeys(list(SPEC_BENCH)[:-1], 10)
+        assert {result["num_different"] for result in record["results"]} == {0}
+    lines = ["| drafter | " + " | ".join(SPEC_BENCH.values()) + " |", "|---" * 8 + "|"]
+    lines.append("| `none` |" + " 1.00 (1.00) / 1.00 (1.00) |" * 7)
+    for one, other in zip(greedy["results"], sampled["results"], strict=True):
+        assert one["spec"] == other["spec"]
+        cells = []
+        for group in SPEC_BENCH:
+            pair = [
+                next(g for g in result["groups"] if g["group"] == group) for result in (one, other)
+            ]
+            cells.append(
+                " / ".join(f"{g['accept_length']:.2f} ({g['speed_ratio']:.2f})" for g in pair)
+            )
+        lines.append(f"| `{one['spec']}` | " + " | ".join(cells) + " |")
+    return lines
+
+
+def test_the_table_of_drafters_that_copy_is_the_bench_s() -> None:
+    """Accept length and speed on Spec-Bench's six groups, every drafter, both temperatures."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "\n".join(bench_rows()) in page
+    assert {line.split("`")[1] for line in bench_rows()[2:]} == {
+        "none",
+        "ngram",
+        "suffix:path",
+        "suffix",
+    }
