@@ -74,6 +74,10 @@ class PagedAttend:
     def heads(self, site: AttnSite, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k, v [T, Hkv, D] to the batch's slots, attend, return [T, Hq, D]."""
         self.pool.write(site.index, self.batch.slots, k, v)
+        return self.written(site, q)
+
+    def written(self, site: AttnSite, q: Tensor) -> Tensor:
+        """Attend with q [T, Hq, D] where keys and values are in the pool already."""
         if calls.ANNOUNCES:
             batch, by = self.batch, type(self.backend).__name__
             tails = (batch.prefix_lens, batch.tail_lens, batch.cu_q, batch.mask, batch.pages)

@@ -1,67 +1,22 @@
-"""A pass of a network as one native call, where every part of it is an own CPU kernel.
+"""Which fused pass a network's layers get: one native call on a CPU, fewer operators on a GPU, or none.
 
-The same kernels in the same order as the network's modules call, without the modules: about 3 ms of
-Python less a step. What can't be fused runs module by module, with the reason on record.
+What can't be fused runs module by module, with the reason on record.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
-from paceline.core.batch import ForwardOutput
-from paceline.ops.cpu import attention as kernel
-from paceline.ops.cpu import stack
-from paceline.ops.cpu.native import native
+from paceline.engine.fused_native import native_pass
+from paceline.engine.fused_ops import OpsPass
+from paceline.engine.fused_pass import FusedPass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
     from paceline.attention.base import AttentionBackend
-    from paceline.core.batch import ForwardBatch
     from paceline.kv.pool import KVPool
-    from paceline.layers.decoder import Decoder, PreNormLayer
-    from paceline.layers.linear import Linear
+    from paceline.layers.decoder import Decoder
 
-log = logging.getLogger(__name__)
-
-
-class FusedPass:
-    """A network's layers over one pool; made by `fuse`.
-
-    Args:
-        embed: ids [T] int64 to [T, H].
-        pool: where keys and values go.
-        layers: the rest of the network.
-    """
-
-    def __init__(
-        self, embed: Callable[[Tensor], Tensor], pool: KVPool, layers: stack.Stack
-    ) -> None:
-        self._embed = embed
-        self._pool = pool
-        self._layers = layers
-
-    def forward(self, batch: ForwardBatch, aux_layers: tuple[int, ...]) -> ForwardOutput:
-        """One pass; writes the batch's keys and values to the pool. See `CausalLM.forward`."""
-        x = self._embed(batch.token_ids)
-        plan = kernel.plan(
-            num_rows=batch.num_rows,
-            positions=batch.positions,
-            prefix_lens=batch.prefix_lens,
-            cu_q=batch.cu_q,
-            tail_lens=batch.tail_lens,
-            mask=batch.mask,
-            pages=batch.pages,
-            page_size=self._pool.page_size,
-            q_heads=self._layers.num_heads,
-            q_dtype=x.dtype,
-            k_cache=self._pool.k[0],
-        )
-        hidden, aux = self._layers.run(plan, x, batch.slots, aux_layers)
-        return ForwardOutput(hidden=hidden, aux=aux)
+__all__ = ["FusedPass", "fuse"]
 
 
 def fuse(
@@ -75,52 +30,12 @@ def fuse(
         backend: its attention.
         aux_layers: layers that will be tapped; the network itself complains of wrong ones.
     """
-    if not backend.fusable:
-        return "attention is not an own CPU kernel"
     if isinstance(net, str):
         return net
-    layers = net.layers
-    if any(not 0 <= index < len(layers) for index in aux_layers):
+    if any(not 0 <= index < len(net.layers) for index in aux_layers):
         return "a tapped layer does not exist"
-    if any(layer.attention.site.tail != "mask" for layer in layers):
-        return "a layer has a tail rule of its own"
-    if [layer.attention.site.index for layer in layers] != list(range(pool.num_layers)):
-        return "layers and pool don't match one to one"
-    weights = stack.StackWeights(
-        layers=[_layer(layer) for layer in layers],
-        norm=net.norm.weight,
-        cos_sin=net.cos_sin,
-        eps=net.eps,
-        num_heads=net.num_heads,
-        num_kv_heads=net.num_kv_heads,
-        head_dim=net.head_dim,
-        dtype=net.dtype,
-    )
-    reason = stack.refuses(weights, pool.k)
-    lib = native()
-    if reason is not None or lib is None:
-        return reason or "there are no own kernels here"
-    return FusedPass(net.embed, pool, stack.Stack(weights, pool.k, pool.v, lib))
-
-
-def _layer(layer: PreNormLayer) -> stack.LayerWeights:
-    attention, mlp = layer.attention, layer.mlp
-
-    def product(linear: Linear) -> stack.Product:
-        return stack.Product(weight=linear.weight, bias=linear.bias)
-
-    def norm_of(module: object) -> Tensor | None:
-        return getattr(module, "weight", None)
-
-    return stack.LayerWeights(
-        attention_norm=layer.attention_norm.weight,
-        qkv=product(attention.qkv),
-        q_norm=norm_of(attention.q_norm),
-        k_norm=norm_of(attention.k_norm),
-        out=product(attention.out),
-        mlp_norm=layer.mlp_norm.weight,
-        gate_up=product(mlp.gate_up),
-        down=product(mlp.down),
-        scale=attention.site.scale,
-        window=attention.site.window,
-    )
+    if backend.fusable:
+        return native_pass(net, pool)
+    if pool.device.type == "cuda":
+        return OpsPass(net, pool, backend)
+    return "attention is not an own CPU kernel"

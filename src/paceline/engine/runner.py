@@ -49,12 +49,13 @@ class ModelRunner:
         self.aux_layers = aux_layers
         fused = fuse(net.decoder(), pool, backend, aux_layers)
         self._fused = fused if isinstance(fused, FusedPass) else None
-        log.debug("layers run %s", "in one call" if self._fused else f"one by one: {fused}")
+        how = f"one by one: {fused}" if self._fused is None else type(self._fused).__name__
+        log.debug("layers run as %s", how)
 
     @property
     def fused(self) -> bool:
         """Whether all layers run as one call of own kernels."""
-        return self._fused is not None
+        return self._fused is not None and self._fused.one_call
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> ForwardOutput:

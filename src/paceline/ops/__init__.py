@@ -32,6 +32,7 @@ __all__ = [
     "quantize",
     "rms_norm",
     "rope",
+    "rope_write",
     "silu_mul",
 ]
 
@@ -88,6 +89,25 @@ def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tens
     """
     op = implementation("rope", _type(q), q.dtype)
     return cast("tuple[Tensor, Tensor]", op(q, k, positions, cos_sin))
+
+
+def rope_write(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    slots: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+) -> Tensor:
+    """Norm (if there are norms), rotate and store a projection [T, (Hq + 2 Hkv) D]; queries [T, Hq, D].
+
+    See `reference.fused.rope_write`.
+    """
+    op = implementation("rope_write", _type(qkv), qkv.dtype)
+    found = op(qkv, positions, cos_sin, slots, k_cache, v_cache, norms, eps)
+    return cast("Tensor", found)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -47,6 +47,12 @@ def _native(target: str, refuses: str = "native:refusal") -> Line:
     return Line(name="own", target=own + target, devices=("cpu",), refuses=own + refuses)
 
 
+def _triton(target: str) -> Line:
+    own = "paceline.ops.triton."
+    refuses = own + "refusal:refusal"
+    return Line(name="triton", target=own + target, devices=("cuda",), refuses=refuses)
+
+
 _BY_ROWS = "torch, rows in numbers that agree"
 _ROWS = Line(name=_BY_ROWS, target="paceline.ops.cpu.dense:linear", devices=("cpu",))
 _ROWS_F32 = Line(name=_BY_ROWS, target="paceline.ops.cpu.dense:linear_f32", devices=("cpu",))
@@ -54,11 +60,11 @@ _ROWS_F32 = Line(name=_BY_ROWS, target="paceline.ops.cpu.dense:linear_f32", devi
 # `pack_dense` and `pack_groups` choose a matrix's layout, and with it the product; `linear` and
 # `linear_f32` are for matrices that were not packed.
 OPS: dict[str, tuple[Line, ...]] = {
-    "rms_norm": (_native("fused:rms_norm"), _reference("fused:rms_norm")),
-    "add_rms_norm": (_native("fused:add_rms_norm"), _reference("fused:add_rms_norm")),
-    "rope": (_native("fused:rope"), _reference("fused:rope")),
-    "silu_mul": (_native("fused:silu_mul"), _reference("fused:silu_mul")),
-    "kv_write": (_native("fused:kv_write"), _reference("fused:kv_write")),
+    **{
+        op: (_native(f"fused:{op}"), _triton(f"fused:{op}"), _reference(f"fused:{op}"))
+        for op in ("rms_norm", "add_rms_norm", "rope", "silu_mul", "kv_write")
+    },
+    "rope_write": (_triton("fused:rope_write"), _reference("fused:rope_write")),
     "peaks": (_native("peaks:peaks", "peaks:refusal"), _reference("peaks:peaks")),
     "linear": (_ROWS, _reference("linear:linear")),
     "linear_f32": (_ROWS_F32, _reference("linear:linear_f32")),

@@ -107,3 +107,41 @@ def kv_write(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tens
     """
     kv.write(k_cache, slots, k)
     kv.write(v_cache, slots, v)
+
+
+def rope_write(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    slots: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    norms: tuple[Tensor, Tensor] | None,
+    eps: float,
+) -> Tensor:
+    """Take apart a fused projection: store its keys, rotated, and values; return rotated queries.
+
+    The same as `rms_norm` of each query and key head (if there are norms), `rope` and `kv_write`, each
+    of which rounds.
+
+    Args:
+        qkv: [T, (Hq + 2 Hkv) D]: queries, keys, values.
+        positions: [T] int64 rows of `cos_sin`.
+        cos_sin: [P, D] float32 or wider: D/2 cosines, then D/2 sines.
+        slots: [T] int64, distinct; -1 writes nothing that anybody sees.
+        k_cache: [Hkv, S, D]; its last slot is a dummy.
+        v_cache: [Hkv, S, D].
+        norms: weights [D] of the norms of queries and of keys, or None.
+        eps: of the norms.
+
+    Returns:
+        [T, Hq, D] in qkv's dtype.
+    """
+    kv_heads, _, dim = k_cache.shape
+    heads = qkv.view(qkv.shape[0], qkv.shape[1] // dim, dim)
+    q, k, v = torch.split(heads, [heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if norms is not None:
+        q, k = rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps)
+    q, k = rope(q, k, positions, cos_sin)
+    kv_write(k_cache, v_cache, slots, k, v)
+    return q
