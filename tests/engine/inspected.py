@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from unittest import mock
 
+import torch
 from torch import Tensor
 
 from paceline.core.batch import ForwardBatch, ForwardOutput
@@ -74,8 +75,8 @@ class InspectedRuntime(NetworkRuntime):
 class InspectedProposer(NetworkProposer):
     """Checks a drafter network's trees as they come, before anything is pruned."""
 
-    def __init__(self, drafter: Drafter) -> None:
-        super().__init__(drafter)
+    def __init__(self, drafter: Drafter, device: torch.device) -> None:
+        super().__init__(drafter, device)
         propose = drafter.propose
 
         def checked(rows: Tensor) -> DraftTree:

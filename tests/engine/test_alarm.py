@@ -9,13 +9,13 @@ import pytest
 
 from paceline.core.config import DraftConfig
 from paceline.core.request import SamplingParams
-from paceline.core.tree import EMPTY, Proposal
+from paceline.core.tree import Proposal
 from paceline.draft.base import DrafterSpec
 from paceline.engine import alarm as alarms
 from paceline.engine.alarm import Alarm
 from paceline.engine.engine import Engine
-from paceline.engine.proposers import NetworkProposer, Proposed
 from tests import tiny
+from tests.engine.as_on_gpu import grower_of
 from tests.engine.harness import engine, request, run
 from tests.tiny_drafters import overfit_dflash, write_dflash
 from tests.tiny_eagle3 import write_eagle3
@@ -140,11 +140,6 @@ def knowing(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return overfit_dflash(tmp_path_factory.mktemp("knowing") / "it", target, spoken, steps=60)
 
 
-def kept_there(self: NetworkProposer, rows, row_ids, budgets) -> Proposed:
-    """A network's tree as on a GPU: the host does not read it."""
-    return Proposed(proposals=(EMPTY,) * len(rows), tree=self._drafter.propose(row_ids))
-
-
 def decoded(eng: Engine, temperature: float = 0.0, tokens: int = 100) -> None:
     """Four rows at a time, 400 row-steps and more where nothing is accepted."""
     params = SamplingParams(max_tokens=tokens, temperature=temperature, ignore_eos=True, seed=1)
@@ -176,13 +171,13 @@ def test_a_tree_that_stays_on_the_device_is_judged_by_what_was_accepted(
     target: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
     method: str,
 ) -> None:
     """As on a GPU, where the host sees paths only; there all is verified, so that says as much."""
-    monkeypatch.setattr(NetworkProposer, "propose", kept_there)
     folder = write_dflash(tmp_path / "drafter", target)
-    decoded(engine(target, Engine.build, method=method, model=str(folder)))
+    eng = engine(target, Engine.build, method=method, model=str(folder))
+    eng._proposer.grower = grower_of(eng._proposer, 4)
+    decoded(eng)
     (said,) = warnings(caplog)
     assert "asked in 256 of 256 steps" in said
 
@@ -192,13 +187,12 @@ def test_a_network_that_knows_its_target_is_not_named(
     target: Path,
     knowing: Path,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
     on_device: bool,
 ) -> None:
     """Over as many steps, also where it is sampled."""
-    if on_device:
-        monkeypatch.setattr(NetworkProposer, "propose", kept_there)
     eng = engine(target, Engine.build, method="dflash", model=str(knowing))
+    if on_device:
+        eng._proposer.grower = grower_of(eng._proposer, 4)
     decoded(eng)
     decoded(eng, temperature=1.0)
     assert eng.report()["spec_decode_num_drafts"] > 256

@@ -13,10 +13,10 @@ from torch import Tensor
 from paceline.core.config import DraftConfig
 from paceline.core.errors import ConfigError
 from paceline.core.request import SamplingParams
-from paceline.core.tree import Proposal, root
+from paceline.core.tree import DraftTree, Proposal, root
 from paceline.draft.base import Commit, DrafterSpec, HostCommit
 from paceline.draft.merged import Merged
-from paceline.engine.proposers import MergedProposer, Proposed
+from paceline.engine.proposers import MergedProposer
 from paceline.engine.sequence import Sequence as Row
 from tests import tiny
 from tests.engine.harness import engine, request, run
@@ -66,16 +66,26 @@ class Part:
 
     def __init__(self, name: str, log: list[str], *, on_host: bool) -> None:
         self.spec = DrafterSpec(name=name, max_nodes=5, max_depth=4, on_host=on_host)
-        self.observes = not on_host
+        self.observes = self.needs_text = not on_host
+        self.grower = None if on_host else self
         self._log = log
 
-    def propose(self, rows: Sequence[int], row_ids: Tensor, budgets: Sequence[int]) -> Proposed:
-        del budgets
+    def propose(
+        self, rows: Sequence[int], row_ids: Tensor, budgets: Sequence[int]
+    ) -> list[Proposal]:
+        del row_ids, budgets
         self._log.append(f"{self.spec.name} proposes")
-        if self.spec.on_host:
-            mine = Proposal(tokens=[3, 4], parents=[-1, 0], scores=[-0.1, -0.2], sources=[1, 1])
-            return Proposed(proposals=[mine] * len(rows))
-        return Proposed(proposals=(), tree=root(row_ids))
+        return [
+            Proposal(tokens=[3, 4], parents=[-1, 0], scores=[-0.1, -0.2], sources=[1, 1])
+        ] * len(rows)
+
+    def stage(self, rows: Sequence[int], budgets: Sequence[int]) -> None:
+        del rows, budgets
+        self._log.append(f"{self.spec.name} stages")
+
+    def grow(self, row_ids: Tensor) -> DraftTree:
+        self._log.append(f"{self.spec.name} grows")
+        return root(row_ids)
 
     def join(self, sequence: Row) -> None:
         self._log.append(f"{self.spec.name} joins")
@@ -95,21 +105,23 @@ def test_on_a_device_lists_go_there_before_the_network_is_asked() -> None:
     log: list[str] = []
     parts = [Part("network", log, on_host=False), Part("suffix", log, on_host=True)]
     merged = Merged(DraftConfig(method="merged", num_speculative_tokens=6))
-    proposer = MergedProposer(merged, parts)
-    rows = torch.zeros(3, dtype=torch.int64, device="meta")
-    proposed = proposer.propose([0, 1, 2], rows, [6, 6, 6])
-    assert log == ["suffix proposes", "network proposes"]
-    assert proposed.tree is not None
-    assert proposed.tree.token_ids.device.type == "meta"
-    assert proposed.tree.token_ids.shape == (3, 5)  # of a list of two nodes, padded to its promise
-    assert [len(p.tokens) for p in proposed.proposals] == [0, 0, 0]
+    meta = torch.device("meta")
+    grower = MergedProposer(merged, parts, 4, meta).grower
+    assert grower is not None
+    grower.stage([0, 1, 2], [6, 6, 6])
+    assert log == ["suffix proposes", "network stages"]
+    tree = grower.grow(torch.zeros(3, dtype=torch.int64, device=meta))
+    assert log[2:] == ["network grows"]
+    assert tree.token_ids.device.type == "meta"
+    assert tree.token_ids.shape == (3, 5)  # of a list of two nodes, padded to its promise
 
 
 def test_every_part_learns() -> None:
     """Told, joined and left by all; what a pass made final goes to those who watch."""
     log: list[str] = []
     parts = [Part("suffix", log, on_host=True), Part("network", log, on_host=False)]
-    proposer = MergedProposer(Merged(DraftConfig(method="merged")), parts)
+    whole = Merged(DraftConfig(method="merged"))
+    proposer = MergedProposer(whole, parts, 4, torch.device("cpu"))
     assert proposer.observes
     nothing: Any = None
     proposer.join(nothing)

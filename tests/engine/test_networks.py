@@ -12,10 +12,9 @@ import torch
 from paceline import draft
 from paceline.core.registry import Registry
 from paceline.core.request import SamplingParams
-from paceline.core.tree import EMPTY
 from paceline.engine.engine import Engine
-from paceline.engine.proposers import Proposed
 from tests import tiny, tiny_drafters
+from tests.engine.as_on_gpu import grower_of
 from tests.engine.harness import engine, request, run
 from tests.engine.scribe import TAPS, Scribe
 
@@ -151,14 +150,7 @@ def test_a_tree_that_the_host_never_sees_is_counted_alike(
         for hidden in (False, True):
             eng = engine(model, method=method, model=str(folder))
             if hidden:
-                drafter = eng._proposer._drafter
-                monkeypatch.setattr(
-                    eng._proposer,
-                    "propose",
-                    lambda rows, row_ids, _, drafter=drafter: Proposed(
-                        proposals=(EMPTY,) * len(rows), tree=drafter.propose(row_ids)
-                    ),
-                )
+                eng._proposer.grower = grower_of(eng._proposer, 4)
             done = run(eng, jobs)
             sources = {n: [s for out in o.outputs for s in out.sources] for n, o in done.items()}
             found.append((eng.counters.num_accepted_tokens, sources))

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from paceline.core.request import FinishReason, SamplingParams
-from paceline.core.tree import EMPTY
-from paceline.draft.merged import padded_tree
 from paceline.engine.engine import Engine
-from paceline.engine.proposers import Proposed
+from paceline.engine.graphs import GraphCache, Trees
+from paceline.engine.launch import Pending
+from paceline.engine.plan import StepPlan
 from tests import network_cases, tiny, tiny_drafters
+from tests.engine.as_on_gpu import as_on_gpu, grower_of
 from tests.engine.harness import engine, request, run
 
 KINDS: list[dict[str, object]] = [
@@ -166,38 +166,58 @@ def test_a_network_s_random_life(
     unseen: list[int] = []
 
     def prepare(eng: Engine, rng: random.Random) -> None:
-        seen = eng._proposer.propose
+        proposer = eng._proposer
+        grower, seen = grower_of(proposer, 4), eng._launcher.launch
 
-        def propose(rows: Sequence[int], row_ids: Tensor, budgets: Sequence[int]) -> Proposed:
-            if rng.random() < 0.5:
-                return seen(rows, row_ids, budgets)
-            unseen.append(len(rows))
-            return _on_device(eng._proposer, rows, row_ids, budgets)
+        def launch(plan: StepPlan) -> Pending:
+            proposer.grower = grower if rng.random() < 0.5 else None
+            unseen.append(proposer.grower is not None)
+            return seen(plan)
 
-        eng._proposer.propose = propose
+        eng._launcher.launch = launch
 
     draft = {"method": name, "model": str(folder), **own}
     report = _life(model, draft, 6, num_steps=70, num_pages=22, jobs=jobs, prepare=prepare)
-    assert len(unseen) > 10
+    assert sum(unseen) > 10
     assert report["num_preemptions"] > 0
     assert report["spec_decode_num_accepted_tokens"] > 20, "hardly anything was accepted"
 
 
-def _on_device(
-    proposer: Any, rows: Sequence[int], row_ids: Tensor, budgets: Sequence[int]
-) -> Proposed:
-    """What a network, or several drafters with one among them, propose where nobody reads it."""
-    trees = []
-    for part in getattr(proposer, "_parts", [proposer]):
-        if part.observes:
-            trees.append(part._drafter.propose(row_ids))
-        else:
-            lists = part.propose(rows, row_ids, budgets).proposals
-            trees.append(padded_tree(lists, part.spec.max_nodes))
-    if len(trees) > 1:
-        roots, depth = trees[-1].token_ids[:, 0], proposer.spec.max_depth
-        trees = [proposer._merged.fold_trees(roots, trees, depth)]
-    return Proposed(proposals=(EMPTY,) * len(rows), tree=trees[0])
+@pytest.mark.parametrize("name, own", NETWORK_CASES, ids=NETWORK_IDS)
+def test_a_network_s_life_as_on_a_gpu(
+    model: Path, networks: Networks, name: str, own: Mapping[str, Any]
+) -> None:
+    """Whole steps over padded rows and fixed places, results one step late, drafts in flight."""
+    folder, jobs = networks(name, own)
+    graphs: list[GraphCache] = []
+
+    def prepare(eng: Engine, rng: random.Random) -> None:
+        del rng
+        graphs.append(as_on_gpu(eng))
+
+    draft = {"method": name, "model": str(folder), **own}
+    report = _life(model, draft, 7, num_steps=70, num_pages=22, jobs=jobs, prepare=prepare)
+    assert {key.trees for key in graphs[0]._graphs} >= {Trees.GROWN}
+    assert len({key.rows for key in graphs[0]._graphs}) > 1, "rows were padded to several sizes"
+    assert report["num_preemptions"] > 0
+    assert report["spec_decode_num_accepted_tokens"] > 20, "hardly anything was accepted"
+
+
+@pytest.mark.parametrize("method", ["none", "ngram", "suffix"])
+def test_a_life_of_lists_as_on_a_gpu(model: Path, method: str) -> None:
+    """The host's trees at their places, as many tokens as the next rung has; and plain steps."""
+    graphs: list[GraphCache] = []
+
+    def prepare(eng: Engine, rng: random.Random) -> None:
+        del rng
+        graphs.append(as_on_gpu(eng))
+
+    report = _life(model, {"method": method}, 3, num_steps=120, num_pages=24, prepare=prepare)
+    kinds = {key.trees for key in graphs[0]._graphs}
+    assert kinds == ({Trees.ROOT} if method == "none" else {Trees.ROOT, Trees.GIVEN})
+    assert report["num_graphs"] == len(graphs[0]._graphs) > 3
+    assert report["num_steps_without_graph"] == 0
+    assert report["num_preemptions"] > 0
 
 
 @pytest.mark.parametrize("name", ["dflash", "eagle3"])

@@ -169,13 +169,17 @@ def resolve_invariance(asked: bool | None, backend: AttentionBackend) -> tuple[b
 
 
 def build_proposer(
-    config: DraftConfig, target: TargetInfo, make_network: NetworkMaker = build_network
+    config: DraftConfig,
+    target: TargetInfo,
+    num_rows: int,
+    make_network: NetworkMaker = build_network,
 ) -> tuple[Proposer, Drafter | None]:
     """Who proposes, as the engine asks; and the network in it that is to be attached, if any.
 
     Args:
         config: which drafter.
         target: facts, embedding and head of the target.
+        num_rows: most rows of a step.
         make_network: makes a drafter network of both; default: from the folder that the config names.
 
     Raises:
@@ -185,7 +189,7 @@ def build_proposer(
     """
     if config.method in COMPOSITES:
         merged = build_composite(config)
-        made = [build_proposer(part, target, make_network) for part in merged.parts]
+        made = [build_proposer(part, target, num_rows, make_network) for part in merged.parts]
         networks = [network for _, network in made if network is not None]
         parts = [proposer for proposer, _ in made]
         whole = MergedProposer(merged, parts, num_rows, target.device)
@@ -226,7 +230,9 @@ def build_parts(
         head=head,
         weights=weights,
     )
-    proposer, network = build_proposer(resolved.draft, target, make_network)
+    proposer, network = build_proposer(
+        resolved.draft, target, resolved.cache.max_rows, make_network
+    )
     spec = proposer.spec
     layouts = [(Heads(model.num_kv_heads, model.head_dim), model.num_layers)]
     if spec.kv is not None:
@@ -258,6 +264,7 @@ def build_parts(
         num_pages=size.num_pages,
         pages_per_row=pages_per_row,
         page_size=cache.page_size,
+        tail=tail,
         vocab_size=model.vocab_size,
         num_option_slots=min(_OPTION_SLOTS, cache.max_rows),
         proposer=proposer,

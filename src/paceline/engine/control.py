@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.config import DraftConfig
-from paceline.core.tree import EMPTY, DraftTree, Proposal
+from paceline.core.tree import EMPTY, Proposal
 from paceline.cost.policy import Choice, Policy
 from paceline.cost.table import StepCosts
 
@@ -18,11 +18,12 @@ from paceline.cost.table import StepCosts
 class Drafted:
     """What a step verifies: one proposal per row, and the policy's choice behind it.
 
-    On a GPU a network's tree stays on the device, all of it is verified, and `proposals` are empty.
+    On a GPU a network's trees are grown inside the step, all of each is verified, and `proposals` are
+    empty.
     """
 
     proposals: tuple[Proposal, ...]
-    tree: DraftTree | None = None
+    grown: bool = False
     choice: Choice | None = None  # None: nothing to learn from
     offered: tuple[Proposal, ...] = ()  # one per row, before the choice; empty: nobody was asked
     aside: bool = False  # asked though the policy would not have it; nothing of it is verified

@@ -67,7 +67,8 @@ class Engine:
         self._closed = False
         self._max_draft = min(parts.config.draft.num_speculative_tokens, self.spec.max_nodes - 1)
         on_gpu = parts.device.type == "cuda"
-        self.lag = 1 if on_gpu and self._max_draft == 0 else 0
+        needs_text = self._max_draft > 0 and parts.proposer.needs_text
+        self.lag = 1 if on_gpu and not needs_text else 0
 
     @classmethod
     def build(
@@ -219,8 +220,11 @@ class Engine:
 
     def report(self) -> dict[str, float]:
         """Counters since the start, for logs and metrics."""
+        graphs = self._launcher.graphs
         return {
             **self.counters.as_dict(),
+            "num_graphs": 0.0 if graphs is None else float(graphs.num_captured),
+            "num_steps_without_graph": 0.0 if graphs is None else float(graphs.num_eager),
             "num_preemptions": float(self._scheduler.num_preemptions),
             "num_waiting": float(self.num_waiting),
             "num_running": float(self.num_running),

@@ -15,7 +15,7 @@ import torch
 from paceline.core.batch import ForwardMode
 from paceline.core.tree import EMPTY, from_proposals, root
 from paceline.engine.control import Control, Drafted
-from paceline.engine.graphs import GraphCache
+from paceline.engine.graphs import CudaRecorder, GraphCache, Trees
 from paceline.engine.plan import StepPlan
 from paceline.engine.sequence import Phase
 from paceline.engine.step import StepTensors, block_step, extend_step
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from paceline.core.stages import Stages
     from paceline.core.tree import DraftTree
     from paceline.engine.build import Parts
+    from paceline.engine.graphs import Recorder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +51,9 @@ class Launcher:
         self._alarm = parts.alarm
         self._walk = parts.walk
         self._stages = stages
-        self._graphs: GraphCache | None = None
+        self.graphs: GraphCache | None = None
         if parts.device.type == "cuda" and parts.config.graphs:
-            self._graphs = GraphCache(
-                parts.rows,
-                parts.target,
-                num_rows=parts.config.cache.max_rows,
-                walk=parts.walk,
-            )
+            self.graphs = graphs_of(parts, CudaRecorder(parts.device))
 
     def launch(self, plan: StepPlan) -> Pending:
         """Start the step; its rows have a step in flight until the result is read."""
@@ -74,28 +70,14 @@ class Launcher:
                     chunk.sequence.in_flight += 1
             return self._copied(Pending(plan=plan, tensors=tensors))
         host_rows = [s.row for s in plan.sequences]
-        row_ids = torch.tensor(host_rows, dtype=torch.int64, device=self._rows.device)
+        self._rows.num_pages = self._rows.bound(max(len(s.pages) for s in plan.sequences))
         asked = time.perf_counter()
-        with self._stages("propose"):
-            drafted = self._propose(plan, row_ids)
-        started = time.perf_counter()
-        num_pages = max(len(s.pages) for s in plan.sequences)
-        tensors = self._plain_step(drafted, host_rows, num_pages)
-        if tensors is None:
-            tree, num_tokens = self._tree(plan, drafted, row_ids)
-            tensors = block_step(
-                tree,
-                row_ids,
-                torch.tensor(plan.budgets, dtype=torch.int64, device=self._rows.device),
-                num_tokens,
-                num_pages,
-                host_rows,
-                self._rows,
-                self._target,
-                self._stages,
-                self._observe,
-                self._walk,
-            )
+        if self.graphs is None or not self.graphs.covers(host_rows):
+            drafted, tensors, started = self._eager(plan, host_rows)
+        else:
+            drafted = self._propose(plan, host_rows, torch.empty(0, dtype=torch.int64))
+            started = time.perf_counter()
+            tensors = self._captured(self.graphs, plan, drafted, host_rows)
         for sequence in plan.sequences:
             sequence.in_flight += 1
         return self._copied(
@@ -108,16 +90,41 @@ class Launcher:
             )
         )
 
-    def _plain_step(
-        self, drafted: Drafted, host_rows: list[int], num_pages: int
-    ) -> StepTensors | None:
-        """A step without drafts as one graph launch, where graphs are captured."""
-        if self._graphs is None or self._observe is not None or drafted.tree is not None:
-            return None
-        if any(p.tokens for p in drafted.proposals):
-            self._graphs.num_eager += 1
-            return None
-        return self._graphs.plain_step(host_rows, num_pages)
+    def _eager(self, plan: StepPlan, host_rows: list[int]) -> tuple[Drafted, StepTensors, float]:
+        """Propose and run a step operation by operation; and when drafting was done."""
+        row_ids = torch.tensor(host_rows, dtype=torch.int64, device=self._rows.device)
+        with self._stages("propose"):
+            drafted = self._propose(plan, host_rows, row_ids)
+            tree, num_tokens = self._tree(plan, drafted, row_ids)
+        started = time.perf_counter()
+        tensors = block_step(
+            tree,
+            row_ids,
+            torch.tensor(plan.budgets, dtype=torch.int64, device=self._rows.device),
+            num_tokens,
+            self._rows.num_pages,
+            host_rows,
+            self._rows,
+            self._target,
+            self._stages,
+            self._observe,
+            self._walk,
+        )
+        return drafted, tensors, started
+
+    def _captured(
+        self, graphs: GraphCache, plan: StepPlan, drafted: Drafted, host_rows: list[int]
+    ) -> StepTensors:
+        """Launch the step's graph."""
+        num_pages = self._rows.num_pages
+        if drafted.grown:
+            return graphs.launch(Trees.GROWN, host_rows, num_pages, caps=plan.budgets)
+        if not any(p.tokens for p in drafted.proposals):
+            return graphs.launch(Trees.ROOT, host_rows, num_pages)
+        roots = [s.tokens[-1] for s in plan.sequences]
+        return graphs.launch(
+            Trees.GIVEN, host_rows, num_pages, roots=roots, proposals=drafted.proposals
+        )
 
     def _copied(self, pending: Pending) -> Pending:
         """On a GPU: start copying the results to the host. Nothing waits here."""
@@ -128,29 +135,41 @@ class Launcher:
         ready.record()
         return replace(pending, tensors=tensors, ready=ready)
 
-    def _propose(self, plan: StepPlan, row_ids: torch.Tensor) -> Drafted:
+    def _propose(self, plan: StepPlan, host_rows: list[int], row_ids: torch.Tensor) -> Drafted:
         """What the drafter proposes, pruned to what is worth verifying where the host can see it."""
         keys = [s.request.id for s in plan.sequences]
         wanted = self._control.wants_drafts()
         if not any(plan.budgets) or not (wanted or self._alarm.wants_evidence()):
             return self._control.skip(keys)
-        rows = [s.row for s in plan.sequences]
-        proposed = self._proposer.propose(rows, row_ids, plan.budgets)
-        if proposed.tree is not None:
-            return Drafted(proposals=(EMPTY,) * len(keys), tree=proposed.tree)
+        if self._proposer.grower is not None:
+            self._proposer.grower.stage(host_rows, plan.budgets)
+            return Drafted(proposals=(EMPTY,) * len(keys), grown=True)
+        proposals = self._proposer.propose(host_rows, row_ids, plan.budgets)
         if not wanted:
-            offered = tuple(proposed.proposals)
-            return replace(self._control.skip(keys), offered=offered, aside=True)
-        return self._control.choose(keys, proposed.proposals, [s.room - 1 for s in plan.sequences])
+            return replace(self._control.skip(keys), offered=tuple(proposals), aside=True)
+        return self._control.choose(keys, proposals, [s.room - 1 for s in plan.sequences])
 
     def _tree(
         self, plan: StepPlan, drafted: Drafted, row_ids: torch.Tensor
     ) -> tuple[DraftTree, int]:
         """The tree to verify and the number of tokens, roots included."""
-        if drafted.tree is not None:
-            return drafted.tree, len(plan.budgets) + sum(plan.budgets)
+        if drafted.grown:
+            assert self._proposer.grower is not None, "who grows trees"
+            return self._proposer.grower.grow(row_ids), len(plan.budgets) + sum(plan.budgets)
         total = len(plan.budgets) + sum(len(p.tokens) for p in drafted.proposals)
         if total == len(plan.budgets):
             return root(self._rows.next_token[row_ids]), total
         tree = from_proposals([s.tokens[-1] for s in plan.sequences], drafted.proposals)
         return (tree if self._rows.device.type == "cpu" else tree.to(self._rows.device)), total
+
+
+def graphs_of(parts: Parts, recorder: Recorder) -> GraphCache:
+    """Graphs of an engine's block steps."""
+    return GraphCache(
+        parts.rows,
+        parts.target,
+        parts.proposer,
+        num_rows=parts.config.cache.max_rows,
+        recorder=recorder,
+        walk=parts.walk,
+    )

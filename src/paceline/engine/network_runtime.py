@@ -130,7 +130,7 @@ class NetworkRuntime:
             cu_q=torch.arange(batch + 1, device=token_ids.device) * width,
             tail_lens=torch.full_like(prefix_lens, tail),
             mask=mask,
-            pages=self._rows.pages.tensor[rows],
+            pages=self._rows.page_table(rows),
         )
 
     def forward(self, net: DraftNet, batch: ForwardBatch) -> ForwardOutput:

@@ -1,28 +1,25 @@
 """Proposers: host drafters and drafter networks behind one face, for the engine.
 
 A *host* proposer gets token lists after each step and returns lists. A *network* proposer observes
-inside the step, from the target's tapped features, and returns trees that live on the device. On a
-CPU reading such a tree costs nothing, so its nodes are pruned by the same policy; on a GPU nobody
-reads it, and the nodes are selected on the device.
+inside the step, from the target's tapped features. On a CPU reading a network's tree costs nothing, so
+its nodes come as lists too and are pruned by the same policy. On a GPU nobody reads it: there a proposer
+has a *grower*, which the step itself asks (`growers.py`).
 
-A *merged* proposer asks several others and folds what they say into one tree (`draft/merged.py`). Where
-a network's tree stays on the device, the host's lists go there, before the network is asked, in tensors
-of a fixed shape.
+A *merged* proposer asks several others and folds what they say into one tree (`draft/merged.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.core.tree import EMPTY, DraftTree, Proposal, proposals_of
+from paceline.core.tree import Proposal, proposals_of
 from paceline.draft.base import Commit, HostCommit
 from paceline.draft.best_nodes import best_of
-from paceline.draft.merged import padded_tree
+from paceline.engine.growers import Grower, MergedGrower, NetworkGrower
 
 if TYPE_CHECKING:
     from paceline.draft.base import Drafter, DrafterSpec, HostDrafter
@@ -30,18 +27,12 @@ if TYPE_CHECKING:
     from paceline.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proposed:
-    """Either lists (a host can prune them) or a tree that stays on the device."""
-
-    proposals: Seq[Proposal]
-    tree: DraftTree | None = None
-
-
 class Proposer(Protocol):
     """What the engine asks of any drafter."""
 
     spec: DrafterSpec
+    grower: Grower | None  # asked instead of `propose`, if there is one
+    needs_text: bool  # must be told of a step's tokens before it proposes for the next one
 
     def join(self, sequence: Sequence) -> None:
         """The sequence has just taken its row."""
@@ -51,8 +42,8 @@ class Proposer(Protocol):
         """The sequence is about to lose its row."""
         ...
 
-    def propose(self, rows: Seq[int], row_ids: Tensor, budgets: Seq[int]) -> Proposed:
-        """Draft nodes for these rows."""
+    def propose(self, rows: Seq[int], row_ids: Tensor, budgets: Seq[int]) -> Seq[Proposal]:
+        """Draft nodes for these rows, as lists, one per row."""
         ...
 
     def observe(self, commit: Commit) -> None:
@@ -73,10 +64,12 @@ class HostProposer:
     """A `HostDrafter` as a `Proposer`."""
 
     observes = False
+    grower: Grower | None = None
 
     def __init__(self, drafter: HostDrafter) -> None:
         self._drafter = drafter
         self.spec = drafter.spec
+        self.needs_text = drafter.spec.max_nodes > 1
 
     def join(self, sequence: Sequence) -> None:
         """Give the drafter the row's text so far."""
@@ -88,9 +81,9 @@ class HostProposer:
         """Let the drafter learn from a finished output."""
         self._drafter.leave(sequence.row, keep=finished)
 
-    def propose(self, rows: Seq[int], row_ids: Tensor, budgets: Seq[int]) -> Proposed:  # noqa: ARG002
+    def propose(self, rows: Seq[int], row_ids: Tensor, budgets: Seq[int]) -> Seq[Proposal]:  # noqa: ARG002
         """Lists, one per row."""
-        return Proposed(proposals=self._drafter.propose(rows, budgets))
+        return self._drafter.propose(rows, budgets)
 
     def observe(self, commit: Commit) -> None:
         """Nothing: the host is told later."""
@@ -104,10 +97,12 @@ class NetworkProposer:
     """A drafter network as a `Proposer`."""
 
     observes = True
+    needs_text = False
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, device: torch.device) -> None:
         self._drafter = drafter
         self.spec = drafter.spec
+        self.grower: Grower | None = None if device.type == "cpu" else NetworkGrower(drafter)
 
     def join(self, sequence: Sequence) -> None:
         """Nothing: what a network knows of a row lies in pages."""
@@ -115,15 +110,10 @@ class NetworkProposer:
     def leave(self, sequence: Sequence, *, finished: bool) -> None:
         """Nothing: as for `join`."""
 
-    def propose(self, rows: Seq[int], row_ids: Tensor, budgets: Seq[int]) -> Proposed:
-        """A tree; as lists too where reading it costs nothing."""
-        tree = self._drafter.propose(row_ids)
-        if not tree.token_ids.is_cpu:
-            return Proposed(proposals=(EMPTY,) * len(rows), tree=tree)
-        lists = proposals_of(tree)
-        return Proposed(
-            proposals=[best_of(p, budget) for p, budget in zip(lists, budgets, strict=True)]
-        )
+    def propose(self, rows: Seq[int], row_ids: Tensor, budgets: Seq[int]) -> Seq[Proposal]:  # noqa: ARG002
+        """A tree's nodes as lists: the best of each row."""
+        lists = proposals_of(self._drafter.propose(row_ids))
+        return [best_of(p, budget) for p, budget in zip(lists, budgets, strict=True)]
 
     def observe(self, commit: Commit) -> None:
         """Update the draft cache."""
@@ -139,13 +129,23 @@ class MergedProposer:
     Args:
         merged: how they are folded.
         parts: who proposes, in the order in which ties are decided; one network at most.
+        num_rows: most rows of a step.
+        device: where a network's tree is.
     """
 
-    def __init__(self, merged: Merged, parts: Seq[Proposer]) -> None:
+    def __init__(
+        self, merged: Merged, parts: Seq[Proposer], num_rows: int, device: torch.device
+    ) -> None:
         self._merged = merged
         self._parts = sorted(parts, key=lambda part: not part.spec.on_host)  # the host's go first
         self.spec = merged.join([part.spec for part in self._parts])
+        self.needs_text = any(part.needs_text for part in self._parts)
         self._observing = [part for part in self._parts if part.observes]
+        self.grower: Grower | None = None
+        for part in self._parts:
+            if part.grower is not None:
+                hosts = [p for p in self._parts if p is not part]
+                self.grower = MergedGrower(merged, self.spec, hosts, part.grower, num_rows, device)
 
     @property
     def observes(self) -> bool:
@@ -162,24 +162,11 @@ class MergedProposer:
         for part in self._parts:
             part.leave(sequence, finished=finished)
 
-    def propose(self, rows: Seq[int], row_ids: Tensor, budgets: Seq[int]) -> Proposed:
-        """One tree per row of what all parts propose; on a GPU with a network, on the device."""
-        if row_ids.is_cpu or self.spec.on_host:
-            said = [part.propose(rows, row_ids, budgets).proposals for part in self._parts]
-            together = zip(zip(*said, strict=True), budgets, strict=True)
-            return Proposed(
-                proposals=[self._merged.fold(each, budget) for each, budget in together]
-            )
-        trees = []
-        for part in self._parts:
-            proposed = part.propose(rows, row_ids, budgets)
-            tree = proposed.tree
-            if tree is None:
-                tree = _upload(padded_tree(proposed.proposals, part.spec.max_nodes), row_ids.device)
-            trees.append(tree)
-        roots = trees[-1].token_ids[:, 0]  # the network's: it has read them where they are
-        tree = self._merged.fold_trees(roots, trees, self.spec.max_depth)
-        return Proposed(proposals=(EMPTY,) * len(rows), tree=tree)
+    def propose(self, rows: Seq[int], row_ids: Tensor, budgets: Seq[int]) -> Seq[Proposal]:
+        """One proposal per row of what all parts propose."""
+        said = [part.propose(rows, row_ids, budgets) for part in self._parts]
+        together = zip(zip(*said, strict=True), budgets, strict=True)
+        return [self._merged.fold(each, budget) for each, budget in together]
 
     def observe(self, commit: Commit) -> None:
         """Pass on what became final to the parts that watch."""
@@ -190,13 +177,3 @@ class MergedProposer:
         """Let every part know what was emitted."""
         for part in self._parts:
             part.tell(commit)
-
-
-def _upload(tree: DraftTree, device: torch.device) -> DraftTree:
-    """Start copying a tree to the device; nobody waits for it."""
-
-    def moved(values: Tensor) -> Tensor:
-        pinned = values.pin_memory() if device.type == "cuda" else values
-        return pinned.to(device, non_blocking=True)
-
-    return DraftTree(**{f.name: moved(getattr(tree, f.name)) for f in fields(tree)})

@@ -7,18 +7,30 @@ options. Row R is a spare that padding points at.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from paceline import ops
 from paceline.kv.pages import PageTable
+from paceline.ops.reference.kv import slots_or_none
 from paceline.sample.options import SamplingTable
 
 if TYPE_CHECKING:
-    from paceline.core.tree import Verdict
+    from paceline.core.tree import DraftTree, Selection, Verdict
     from paceline.engine.proposers import Proposer
     from paceline.engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advanced:
+    """What a verify step did for its rows. A path length."""
+
+    emitted: Tensor  # [B, A] int64, -1 padded; NOT_FINITE after the last token of a failed row
+    sources: Tensor  # [B, A] int8 which drafter proposed the path's nodes; 0 beyond its end
+    drafted: Tensor  # [B] int64 draft nodes that were verified
 
 
 class RowTable:
@@ -35,6 +47,7 @@ class RowTable:
         num_pages: int,
         pages_per_row: int,
         page_size: int,
+        tail: int,
         vocab_size: int,
         num_option_slots: int,
         proposer: Proposer,
@@ -48,6 +61,8 @@ class RowTable:
         self.options = SamplingTable(num_rows, vocab_size, device, num_option_slots)
         self._dummy_page = num_pages
         self._proposer = proposer
+        self._tail_pages = -(-tail // page_size)
+        self.num_pages = pages_per_row  # of a row that the coming step may look at, a host bound
         self._joined: dict[int, int] = {}  # row -> cached tokens, not yet on the device
 
     def apply(self) -> None:
@@ -91,6 +106,17 @@ class RowTable:
         """Write new pages into the page table."""
         self.pages.assign(sequence.row, start, sequence.pages[start:])
 
+    def bound(self, num_pages: int) -> int:
+        """How many pages of a row a step looks at whose rows hold up to `num_pages`.
+
+        A row that lacks pages for its tail drafts all the same, and looks for keys where it has none.
+        """
+        return min(num_pages + self._tail_pages, self.pages.tensor.shape[1])
+
+    def page_table(self, rows: Tensor) -> Tensor:
+        """[B, G] int32 page ids of rows [B], as many columns as the coming step needs."""
+        return self.pages.tensor[rows, : self.num_pages]
+
     # -- inside a step ------------------------------------------------------------------------
 
     def slots(self, rows: Tensor, places: Tensor) -> Tensor:
@@ -98,9 +124,7 @@ class RowTable:
 
         A place without a page has slot -1: rows that lack pages would write over one another.
         """
-        page = self.pages.tensor[rows, torch.div(places, self.page_size, rounding_mode="floor")]
-        slot = page.to(torch.int64) * self.page_size + places % self.page_size
-        return torch.where(page == self._dummy_page, -1, slot)
+        return slots_or_none(self.pages.tensor, rows, places, self.page_size, self._dummy_page)
 
     def commit_extend(self, rows: Tensor, lens: Tensor) -> None:
         """Rows [B] now have `lens` [B] cached tokens."""
@@ -119,28 +143,17 @@ class RowTable:
         """`next` of resumed rows: known already, never picked again, counted by `assign`."""
         self.next_token[rows] = tokens
 
-    def commit_block(self, rows: Tensor, verdict: Verdict, host_rows: list[int]) -> None:
+    def commit_block(
+        self,
+        tree: DraftTree,
+        chosen: Selection,
+        rows: Tensor,
+        verdict: Verdict,
+        host_rows: list[int],
+    ) -> Advanced:
         """Advance rows [B] by their accepted paths; dead rows (count 0) stay as they are."""
-        live = verdict.count > 0
-        self.lens[rows] += verdict.count
-        # Steps in flight still embed a dead row's next token: it must be one.
-        after = verdict.next_token.clamp(min=0)
-        self.next_token[rows] = torch.where(live, after, self.next_token[rows])
-        self.options.live[rows] = verdict.alive
-        emitted = emitted_tokens(verdict)
+        emitted, sources, drafted = ops.advance(
+            tree, chosen, verdict, rows, self.lens, self.next_token, self.options.live
+        )
         self.options.commit(rows, emitted, host_rows)
-
-
-def emitted_tokens(verdict: Verdict) -> Tensor:
-    """[B, A] tokens that a step emits: path without its root, then `next_token`; -1 padded.
-
-    A row that ends because of its logits has NOT_FINITE in place of the last one.
-    """
-    path = verdict.path_tokens
-    rows, width = path.shape
-    emitted = torch.full((rows, width), -1, dtype=torch.int64, device=path.device)
-    emitted[:, :-1] = path[:, 1:]
-    last = (verdict.count - 1).clamp(min=0).unsqueeze(1)
-    keep = emitted.gather(1, last)
-    value = torch.where(verdict.count.unsqueeze(1) > 0, verdict.next_token.unsqueeze(1), keep)
-    return emitted.scatter(1, last, value)
+        return Advanced(emitted=emitted, sources=sources, drafted=drafted)

@@ -263,7 +263,9 @@ class Scheduler:
             if sequence.phase is not Phase.DECODE:
                 continue
             # a step in flight may have cached a whole accepted path that the host has not read
+            # (up to the limit, at which the device ends the row by itself)
             known = sequence.num_cached + sequence.in_flight * (max_draft + 1)
+            known = min(known, max(sequence.limit - 1, sequence.num_cached))
             if not self._must_hold(sequence, known + 1):
                 continue
             budget = max_draft if sequence.room > 1 else 0

@@ -7,16 +7,15 @@ caller (`engine.py`) decides what to compute and later reads the result.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from paceline import ops
 from paceline.engine.buffers import extend_batch, verify_batch
 from paceline.engine.commits import block_commit, extend_commit
-from paceline.engine.rows import emitted_tokens
-from paceline.ops.reference.tree import select
 from paceline.sample.sampler import Head, PickNodes, pick
 from paceline.sample.verifier import verify
 
@@ -58,22 +57,67 @@ class Walk(Protocol):
 class StepTensors:
     """What a step leaves on the device for the host to read. K top logprobs.
 
-    EXTEND: one emitted token for each picking chunk, A = 1, B = picking chunks.
+    EXTEND: one emitted token for each picking chunk, A = 1, B = picking chunks. `whole` is set where the
+    whole numbers lie side by side, so that one copy brings them to the host.
     """
 
     emitted: Tensor  # [B, A] int64, -1 padded; NOT_FINITE after the last token of a failed row
     path: Tensor | None  # [B, A] int64 accepted nodes as selected indices; None for EXTEND
-    sources: Tensor | None  # [B, A] int8 which drafter proposed them; None: nothing verified
+    sources: Tensor | None  # [B, A] which drafter proposed them; None: nothing verified
     drafted: Tensor | None  # [B] int64 draft nodes that were verified; None: nothing verified
     logprobs: Tensor | None  # [B, A]
     top_ids: Tensor | None  # [B, A, K]
     top_logprobs: Tensor | None  # [B, A, K]
+    whole: Tensor | None = None  # [B, 3 * A + 1] int64: emitted, path, sources, drafted
+
+    def joined(self) -> StepTensors:
+        """The same with `whole` set: one tensor that the others are views of."""
+        assert self.path is not None, "a block step walks"
+        assert self.sources is not None, "a block step walks"
+        assert self.drafted is not None, "a block step verifies"
+        sources = self.sources.to(torch.int64)
+        parts = (self.emitted, self.path, sources, self.drafted.unsqueeze(1))
+        return self._with_whole(torch.cat(parts, dim=1))
+
+    def _with_whole(self, whole: Tensor) -> StepTensors:
+        width = whole.shape[1] // 3
+        return replace(
+            self,
+            emitted=whole[:, :width],
+            path=whole[:, width : 2 * width],
+            sources=whole[:, 2 * width : 3 * width],
+            drafted=whole[:, -1],
+            whole=whole,
+        )
+
+    def first(self, count: int) -> StepTensors:
+        """The results of the first `count` rows; `joined` before."""
+
+        def cut(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[:count]
+
+        assert self.whole is not None, "joined first"
+        kept = replace(
+            self,
+            logprobs=cut(self.logprobs),
+            top_ids=cut(self.top_ids),
+            top_logprobs=cut(self.top_logprobs),
+        )
+        return kept._with_whole(self.whole[:count])  # noqa: SLF001 (a step's of this class)
 
     def to_host(self) -> StepTensors:
         """Start the copy from a GPU to the host; it is done once the stream gets there.
 
         The caller waits for an event recorded after this, never for the device.
         """
+        if self.whole is not None:
+            copied = replace(
+                self,
+                logprobs=_optional_copy(self.logprobs),
+                top_ids=_optional_copy(self.top_ids),
+                top_logprobs=_optional_copy(self.top_logprobs),
+            )
+            return copied._with_whole(_host_copy(self.whole))  # noqa: SLF001 (of this class)
         return StepTensors(
             emitted=_host_copy(self.emitted),
             path=_optional_copy(self.path),
@@ -174,7 +218,7 @@ def block_step(
         walk: how far a step goes along its trees.
     """
     with stages("select"):
-        chosen = select(tree, row_ids, num_tokens, caps)
+        chosen = ops.select(tree, row_ids, num_tokens, caps)
         batch = verify_batch(
             tree, chosen, row_ids, rows, q_len=tree.token_ids.shape[1], num_pages=num_pages
         )
@@ -193,45 +237,20 @@ def block_step(
         )
     with stages("commit"):
         if tree.token_ids.shape[1] > 1:
-            _move_path(verdict.path, batch.prefix_lens, row_ids, rows, target)
-        rows.commit_block(row_ids, verdict, host_rows)
-    emitted = emitted_tokens(verdict)
+            lens, pages = batch.prefix_lens, rows.pages.tensor
+            target.pool.move_paths(verdict.path, row_ids, lens, pages)
+        done = rows.commit_block(tree, chosen, row_ids, verdict, host_rows)
     if observe is not None:
         with stages("observe"):
-            observe(block_commit(verdict, emitted, batch, row_ids, rows, out.aux))
+            observe(block_commit(verdict, done.emitted, batch, row_ids, rows, out.aux))
     return StepTensors(
-        emitted=emitted,
+        emitted=done.emitted,
         path=verdict.path,
-        sources=_sources(tree, chosen, verdict.path),
-        drafted=chosen.cu_q.diff() - 1,
+        sources=done.sources,
+        drafted=done.drafted,
         logprobs=verdict.logprobs,
         top_ids=verdict.top_ids,
         top_logprobs=verdict.top_logprobs,
-    )
-
-
-def _sources(tree: DraftTree, chosen: Selection, path: Tensor) -> Tensor:
-    """Which drafter proposed the nodes of each path, [B, A] int8; 0 beyond its end."""
-    node = chosen.node[chosen.cu_q[:-1].unsqueeze(1) + path.clamp(min=0)]
-    return tree.sources.flatten()[node].masked_fill_(path < 0, 0)
-
-
-def _move_path(
-    path: Tensor, lens: Tensor, row_ids: Tensor, rows: RowTable, target: ModelRunner
-) -> None:
-    """Make each accepted path contiguous in the cache; a chain's path already is."""
-    width = path.shape[1]
-    step = torch.arange(width, device=path.device)
-    moved = (path >= 0) & (path != step)
-    if path.is_cpu and not bool(moved.any()):  # reading is free here, and most paths lie well
-        return
-    owner = row_ids.unsqueeze(1).expand_as(path)
-    base = lens.unsqueeze(1)
-    src = rows.slots(owner, base + path.clamp(min=0))
-    dst = rows.slots(owner, (base + step).expand_as(path))
-    nothing = torch.full_like(src, -1)
-    target.pool.move(
-        torch.where(moved, src, nothing).view(-1), torch.where(moved, dst, nothing).view(-1)
     )
 
 
