@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline import ops
 from paceline.kv.pages import PageTable
+from paceline.ops.staged import sent
 from paceline.ops.reference.kv import slots_or_none
 from paceline.sample.options import SamplingTable
 
@@ -70,8 +71,8 @@ class RowTable:
         self.options.apply()
         self.pages.apply()
         if self._joined:
-            rows = torch.tensor(list(self._joined)).to(self.device)
-            self.lens[rows] = torch.tensor(list(self._joined.values())).to(self.device)
+            rows = sent(torch.tensor(list(self._joined)), self.device)
+            self.lens[rows] = sent(torch.tensor(list(self._joined.values())), self.device)
             self._joined.clear()
 
     # -- RowOwner -----------------------------------------------------------------------------

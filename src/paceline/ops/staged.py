@@ -42,4 +42,11 @@ class StagedTable:
         self._touched.clear()
         device = self.tensor.device
         # The values are a new tensor: the host may go on writing its mirror at once.
-        self.tensor.index_copy_(0, rows.to(device), self.host[rows].to(device))
+        self.tensor.index_copy_(0, sent(rows, device), sent(self.host[rows], device))
+
+
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """A CPU tensor's values on `device`; on a GPU the copy is started and nobody waits for it."""
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
