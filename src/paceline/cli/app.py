@@ -53,16 +53,18 @@ _COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
             'git diff | paceline chat - --system "Describe this change."',
         ),
     ),
-    "bench": (
-        "paceline.cli.bench:bench",
-        (
-            "paceline bench prompts.jsonl --spec ngram --spec suffix:path --spec suffix:tree",
-            "paceline bench question.jsonl --category qa --limit 10 --temperature 1 --repeats 3",
-            "paceline bench HumanEval.jsonl.gz --raw --concurrency 8 > record.json",
-        ),
-    ),
+    "bench": ("paceline.cli.bench:BENCH", ()),
     "check": ("paceline.cli.check:CHECKS", ()),
     "train": ("paceline.cli.train:TRAINERS", ()),
+    "widen": (
+        "paceline.cli.widen:widen",
+        (
+            "paceline widen wide --dry-run",
+            "paceline widen wide",
+            "paceline widen small --hidden-size 1152 --num-layers 32 --num-heads 18 --num-kv-heads 6 \\",
+            "    --intermediate-size 3072 --dtype float32",
+        ),
+    ),
     "doctor": ("paceline.cli.doctor:doctor", ("paceline doctor", "paceline doctor --json")),
     "demo": ("paceline.cli.demo:demo", ("paceline demo", 'paceline demo "Repeat: a b c"')),
 }
