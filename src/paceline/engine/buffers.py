@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline import ops
 from paceline.core.batch import ForwardBatch, ForwardMode
 
 if TYPE_CHECKING:
@@ -72,23 +73,16 @@ def verify_batch(
         q_len: most nodes of one row (a host bound).
         num_pages: most pages of one row (a host bound).
     """
-    width = tree.token_ids.shape[1]
-    num_tokens = chosen.node.shape[0]
-    lens = rows.lens[row_ids]
-    if width == 1:  # plain decoding: one root a row
-        token_ids, positions = tree.token_ids.reshape(-1), lens
-        slots, mask = rows.slots(row_ids, lens), None
-    else:
-        dead = chosen.node < 0
-        node = chosen.node.clamp(min=0)
-        owner = torch.div(node, width, rounding_mode="floor")
-        token_ids = tree.token_ids.reshape(-1)[node].masked_fill(dead, 0)
-        base = lens[owner]
-        positions = (base + tree.depths.reshape(-1)[node]).masked_fill(dead, 0)
-        place = torch.arange(num_tokens, device=rows.device) - chosen.cu_q[owner]
-        place = place.masked_fill(dead, 0)
-        slots = rows.slots(row_ids[owner], base + place).masked_fill(dead, -1)
-        mask = chosen.mask
+    token_ids, positions, slots, prefix_lens, tail_lens, pages = ops.verify_inputs(
+        tree,
+        chosen,
+        row_ids,
+        rows.lens,
+        rows.pages.tensor,
+        page_size=rows.page_size,
+        dummy_page=rows.pages.dummy_page,
+        num_pages=num_pages,
+    )
     return ForwardBatch(
         mode=ForwardMode.BLOCK,
         num_rows=row_ids.shape[0],
@@ -97,11 +91,11 @@ def verify_batch(
         token_ids=token_ids,
         positions=positions,
         slots=slots,
-        prefix_lens=lens,
+        prefix_lens=prefix_lens,
         cu_q=chosen.cu_q,
-        tail_lens=chosen.cu_q.diff(),
-        mask=mask,
-        pages=rows.pages.tensor[row_ids, :num_pages],
+        tail_lens=tail_lens,
+        mask=None if tree.token_ids.shape[1] == 1 else chosen.mask,  # a root sees all before it
+        pages=pages,
     )
 
 

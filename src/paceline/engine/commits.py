@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline import ops
 from paceline.draft.base import Commit
 
 if TYPE_CHECKING:
@@ -60,29 +61,23 @@ def block_commit(
         rows: the row table.
         aux: [T, F] tapped features of the pass.
     """
-    capacity = batch.token_ids.shape[0]
-    step = torch.arange(verdict.path.shape[1], device=verdict.path.device)
-    accepted = step < verdict.count.unsqueeze(1)  # [B, A]
-    cu = torch.zeros_like(batch.cu_q)
-    cu[1:] = verdict.count.cumsum(0)
-    # Accepted nodes go to their place, all others to a place past the end that is cut off.
-    place = torch.where(accepted, cu[:-1].unsqueeze(1) + step, capacity).view(-1)
-
-    def packed(values: Tensor, fill: int) -> Tensor:
-        out = values.new_full((capacity + 1,), fill)
-        return out.scatter_(0, place, values.reshape(-1))[:capacity]
-
-    positions = batch.prefix_lens.unsqueeze(1) + step
-    slots = rows.slots(row_ids.unsqueeze(1).expand_as(positions), positions)
-    source = batch.cu_q[:-1].unsqueeze(1) + verdict.path.clamp(min=0)
-    slots = packed(slots, -1)
-    dead = torch.arange(capacity, device=cu.device) >= cu[-1]
+    cu, token_ids, next_ids, positions, slots, nodes = ops.compact(
+        verdict,
+        emitted,
+        batch.cu_q,
+        row_ids,
+        batch.prefix_lens,
+        rows.pages.tensor,
+        capacity=batch.token_ids.shape[0],
+        page_size=rows.page_size,
+        dummy_page=rows.pages.dummy_page,
+    )
     return Commit(
         rows=row_ids,
         cu=cu,
-        token_ids=packed(verdict.path_tokens, 0).masked_fill(dead, 0),
-        next_ids=packed(emitted.clamp(min=0), 0).masked_fill(dead, 0),
-        positions=packed(positions, 0).masked_fill(dead, 0),
-        slots=slots.masked_fill(dead, -1),
-        hidden=None if aux is None else aux[packed(source, 0).masked_fill(dead, 0)],
+        token_ids=token_ids,
+        next_ids=next_ids,
+        positions=positions,
+        slots=slots,
+        hidden=None if aux is None else aux[nodes],
     )

@@ -96,3 +96,23 @@ class KVPool:
         if calls.ANNOUNCES:
             calls.announce("move", "torch", self.k, src, dst)
         reference.move((self.k, self.v), src, dst)
+
+    def move_paths(self, path: Tensor, rows: Tensor, lens: Tensor, pages: Tensor) -> None:
+        """Make the accepted path of every row contiguous, in all layers.
+
+        Args:
+            path: [B, A] int64 accepted nodes as selected indices within the row, rising, -1 padded. Node i
+                lies at place lens + i; the path's j-th comes to lie at place lens + j.
+            rows: [B] int64.
+            lens: [B] int64 tokens cached before this step.
+            pages: [R+1, G] int32 page ids of every row.
+        """
+        ops.move_paths(
+            (self.k, self.v),
+            path,
+            rows,
+            lens,
+            pages,
+            page_size=self.page_size,
+            dummy_page=self.dummy_page,
+        )

@@ -18,22 +18,38 @@ from torch.nn import functional
 from paceline.ops import calls
 from paceline.ops.dispatch import implementation
 from paceline.ops.packed import Groups, PackedWeight, pack, quantize
+from paceline.ops.verify import (
+    advance,
+    compact,
+    judge,
+    move_paths,
+    pick_places,
+    select,
+    verify_inputs,
+)
 
 __all__ = [
     "Groups",
     "PackedWeight",
     "add_rms_norm",
+    "advance",
+    "compact",
     "embedding",
+    "judge",
     "kv_write",
     "linear",
     "linear_f32",
+    "move_paths",
     "pack",
     "peaks",
+    "pick_places",
     "quantize",
     "rms_norm",
     "rope",
     "rope_write",
+    "select",
     "silu_mul",
+    "verify_inputs",
 ]
 
 

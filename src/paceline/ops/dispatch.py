@@ -66,6 +66,16 @@ OPS: dict[str, tuple[Line, ...]] = {
     },
     "rope_write": (_triton("fused:rope_write"), _reference("fused:rope_write")),
     "peaks": (_native("peaks:peaks", "peaks:refusal"), _reference("peaks:peaks")),
+    "select": (_triton("tree:select"), _reference("tree:select")),
+    **{
+        op: (_triton(f"{place}:{op}"), _reference(f"verify:{op}"))
+        for place, names in (
+            ("tree", ("verify_inputs", "pick_places")),
+            ("walk", ("judge", "advance", "compact")),
+            ("move", ("move_paths",)),
+        )
+        for op in names
+    },
     "linear": (_ROWS, _reference("linear:linear")),
     "linear_f32": (_ROWS_F32, _reference("linear:linear_f32")),
     "pack_dense": (

@@ -15,13 +15,15 @@ Letters: B rows, N nodes a tree, T selected nodes, A path length, H hidden size,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paceline.core.tree import NOT_FINITE, DraftTree, Selection, Verdict
-from paceline.ops.reference.tree import parents_of, path_tokens_of, walk
+from paceline import ops
+from paceline.core.tree import DraftTree, Selection, Verdict
+from paceline.ops.reference.tree import parents_of, path_tokens_of
 from paceline.sample import options as opt
 from paceline.sample.hostwalk import verify_host
 from paceline.sample.sampler import Head, PickNodes, choose, pick_by
@@ -78,50 +80,43 @@ def verify_device(
     allowed: Tensor | None = None,
 ) -> Verdict:
     """`verify` as device operations only, fixed shapes, no read of a device value; A is N."""
-    width = tree.token_ids.shape[1]
-    node = selection.node
-    dead = node < 0
-    flat = node.clamp(min=0)
-    owner = torch.div(flat, width, rounding_mode="floor")
-    row_of = torch.where(dead, table.num_rows, rows[owner])
-    position = lens[owner] + tree.depths.reshape(-1)[flat] + 1
-    parents = parents_of(tree, selection)
-    needs_path = table.in_play(host_rows) & opt.PENALTY
+    owners, positions, outputs = ops.pick_places(tree, selection, rows, lens, table.prompt_lens)
     picks = pick_by(
         choose,
         hidden,
         head,
         PickNodes(
-            rows=row_of,
-            positions=position,
-            num_output=position - table.prompt_lens[row_of],
-            path_tokens=path_tokens_of(tree, selection, parents, width if needs_path else 1),
+            rows=owners,
+            positions=positions,
+            num_output=outputs,
+            path_tokens=_paths(tree, selection, table.in_play(host_rows)),
             allowed=allowed,
             host_rows=host_rows,
         ),
         table,
     )
-    tokens = tree.token_ids.reshape(-1)[flat]
-    ends = table.ends(row_of, picks.tokens, position + 1) | (picks.tokens == NOT_FINITE)
-    first, past = selection.cu_q[:-1], selection.cu_q[1:]
-    roots = torch.where(table.live[rows] & (past > first), first, -1)
-    path = walk(tokens, parents, picks.tokens, ends, roots, width)
-
-    on_path = path >= 0
-    count = on_path.sum(1)
-    moved = count > 0
-    at = path.clamp(min=0)
-    last = at.gather(1, (count - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
-    return Verdict(
-        path=torch.where(on_path, path - first.unsqueeze(1), -1),
-        path_tokens=torch.where(on_path, tokens[at], -1),
-        count=count,
-        next_token=torch.where(moved, picks.tokens[last], tree.token_ids[:, 0]),
-        alive=moved & ~ends[last],
+    verdict = ops.judge(
+        tree, selection, picks.tokens, rows, lens, table.live, table.stop_ids, table.limits
+    )
+    if picks.logprobs is None:
+        return verdict
+    on_path = verdict.path >= 0
+    at = selection.cu_q[:-1].unsqueeze(1) + verdict.path.clamp(min=0)
+    at = at.clamp(max=max(0, selection.node.shape[0] - 1))  # a row without nodes may begin past all
+    return replace(
+        verdict,
         logprobs=_along(picks.logprobs, at, on_path, torch.nan),
         top_ids=_along(picks.top_ids, at, on_path, -1),
         top_logprobs=_along(picks.top_logprobs, at, on_path, torch.nan),
     )
+
+
+def _paths(tree: DraftTree, selection: Selection, flags: int) -> Tensor:
+    """Tokens below the root on each selected node's path, for penalties; nobody else needs them."""
+    if not flags & opt.PENALTY:
+        return tree.token_ids.new_empty(selection.node.shape[0], 0)
+    parents = parents_of(tree, selection)
+    return path_tokens_of(tree, selection, parents, tree.token_ids.shape[1])
 
 
 def _along(values: Tensor | None, at: Tensor, on_path: Tensor, fill: float) -> Tensor | None:

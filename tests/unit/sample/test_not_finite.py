@@ -9,7 +9,7 @@ import torch
 
 from paceline.core.request import SamplingParams
 from paceline.core.tree import NOT_FINITE, DraftTree, Selection, Verdict
-from paceline.engine.rows import emitted_tokens
+from paceline.ops.reference.verify import emitted_tokens
 from paceline.sample.sampler import choose, choose_host
 from tests.oracle.toy import Verify
 from tests.unit.sample.test_pick import V, nodes_of, table_of

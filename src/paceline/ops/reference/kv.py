@@ -60,3 +60,20 @@ def slots_of(pages: Tensor, rows: Tensor, places: Tensor, page_size: int) -> Ten
     """
     at = (places // page_size).clamp_(max=pages.shape[1] - 1)
     return pages[rows, at].to(torch.int64) * page_size + places % page_size
+
+
+def slots_or_none(
+    pages: Tensor, rows: Tensor, places: Tensor, page_size: int, dummy_page: int
+) -> Tensor:
+    """`slots_of`, -1 where a place has no page: rows that lack pages would write over one another.
+
+    Args:
+        pages: [R, G] int32 page ids.
+        rows: int64 indices into `pages`, of `places`' shape.
+        places: int64; none at or beyond G * page_size.
+        page_size: tokens per page.
+        dummy_page: page id of places that have none.
+    """
+    page = pages[rows, torch.div(places, page_size, rounding_mode="floor")]
+    slots = page.to(torch.int64) * page_size + places % page_size
+    return torch.where(page == dummy_page, -1, slots)

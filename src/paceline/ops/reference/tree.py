@@ -67,7 +67,7 @@ def select(tree: DraftTree, rows: Tensor, num_tokens: int, caps: Tensor) -> Sele
     node.scatter_(0, torch.where(chosen, place, num_tokens), torch.where(chosen, flat, -1))
     node = node[:num_tokens]
     kept = chosen.view(batch, width)
-    cu_q = _cumulative(kept.sum(1))
+    cu_q = cumulative(kept.sum(1))
     if node.is_cpu:
         node = node[: int(cu_q[-1])]
     return Selection(node=node, cu_q=cu_q, mask=_renumber(tree.mask, kept, node))
@@ -167,7 +167,7 @@ def _everything(tree: DraftTree, total: int) -> Selection:
         index = torch.arange(width, device=dev)
         node = node[(index < tree.num_nodes.unsqueeze(1)).view(-1)]
         mask = mask[node]
-    return Selection(node=node, cu_q=_cumulative(tree.num_nodes), mask=mask)
+    return Selection(node=node, cu_q=cumulative(tree.num_nodes), mask=mask)
 
 
 def _renumber(mask: Tensor, kept: Tensor, node: Tensor) -> Tensor:
@@ -192,8 +192,8 @@ def _renumber(mask: Tensor, kept: Tensor, node: Tensor) -> Tensor:
     return out.scatter_add_(1, new // _WORD, bits << (new % _WORD))
 
 
-def _cumulative(counts: Tensor) -> Tensor:
-    """[B] -> [B+1] offsets."""
+def cumulative(counts: Tensor) -> Tensor:
+    """Offsets of pieces of these sizes: [B] -> [B+1]."""
     out = counts.new_zeros(counts.shape[0] + 1)
     torch.cumsum(counts, 0, out=out[1:])
     return out

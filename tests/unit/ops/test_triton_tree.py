@@ -1,0 +1,51 @@
+"""Kernels of a verify step's bookkeeping on a CPU: in Triton's interpreter, in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.ops.dispatch import explain
+
+ROOT = Path(__file__).resolve().parents[3]
+OPS = ("select", "verify_inputs", "pick_places", "judge", "move_paths", "advance", "compact")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
+def test_the_kernels_in_the_interpreter() -> None:
+    """They compute what `ops/reference` defines, as far as a CPU can tell."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "tests/interpreted/triton_tree.py",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert re.search(r"\d+ passed", done.stdout)
+    assert "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_gpu_gets_the_kernels_and_a_cpu_does_not(op: str) -> None:
+    """Whole numbers depend on no dtype: a network in float64 has the same kernels."""
+    lines = {c.name: c for c in explain(op, "cpu", torch.float32)}
+    assert lines["torch"].chosen
+    assert not lines["triton"].chosen
+    assert explain(op, "cuda", torch.float32)[0].name == "triton"
