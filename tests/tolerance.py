@@ -15,6 +15,10 @@ RELATIVE = {
 }
 # Products with activations rounded to int8 in groups of 32: absmax / 254 / sqrt(3) a value.
 INT8_ACTIVATIONS = 8e-3
+# Factors on a row of the table: where a result is rounded on the way too (two errors of one size),
+# and for Triton's interpreter, which cuts numbers off for bfloat16 instead of rounding them.
+ROUNDED_TWICE = 1.5
+CUT_OFF = 2.5
 
 
 def error(found: Tensor, exact: Tensor) -> float:

@@ -1,0 +1,62 @@
+"""Fused Triton kernels on a CPU: in the interpreter, in a process of their own; and who is chosen."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.ops.dispatch import explain
+from paceline.ops.triton.refusal import refusal
+
+ROOT = Path(__file__).resolve().parents[3]
+OPS = ("rms_norm", "add_rms_norm", "rope", "rope_write", "silu_mul", "kv_write")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
+
+
+@pytest.mark.slow
+@linux
+def test_fused_kernels_in_the_interpreter() -> None:
+    """The kernels compute what `ops/reference` defines, as far as a CPU can tell."""
+    grid = "tests/interpreted/triton_fused.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", grid],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert re.search(r"\d+ passed", done.stdout)
+    assert "skipped" not in done.stdout
+
+
+def chosen(op: str, device_type: str, dtype: torch.dtype) -> str:
+    return next(c.name for c in explain(op, device_type, dtype) if c.chosen)
+
+
+@linux
+@pytest.mark.parametrize("op", OPS)
+def test_a_gpu_gets_the_kernels_and_a_cpu_never(op: str) -> None:
+    """In the three types that they serve; float64 is the reference's everywhere."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert chosen(op, "cuda", dtype) == "triton"
+        assert chosen(op, "cpu", dtype) != "triton"
+    assert chosen(op, "cuda", torch.float64) == "torch"
+
+
+def test_refusals_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Type, GPU, package: `doctor` repeats them."""
+    assert refusal(torch.float64) == "it is for bfloat16, float16 and float32, not for float64"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    assert "8.0 or more; this one has 7.5" in (refusal(torch.float16) or "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert "pip install triton" in (refusal(torch.float16) or "")
