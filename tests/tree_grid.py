@@ -40,6 +40,7 @@ class Step:
     next_token: Tensor
     pages: Tensor
     num_pages: int
+    dummy_page: int
 
     def to(self, device: str) -> Step:
         """The same elsewhere; strides stay."""
@@ -110,6 +111,7 @@ def random_step(rng: random.Random, most: int = 12, rows: int = 5) -> Step:
         next_token=torch.tensor([rng.randrange(VOCAB) for _ in lens]),
         pages=pages,
         num_pages=rng.randint(1, longest),
+        dummy_page=dummy,
     )
 
 
@@ -144,7 +146,7 @@ def run(step: Step, rng: random.Random, device: str) -> None:
     there = step.to(device)
     chosen = check_select(step, there)
     cpu = Selection(**{f.name: getattr(chosen, f.name).cpu() for f in fields(Selection)})
-    paging = {"page_size": PAGE, "dummy_page": int(step.pages[-1, 0])}
+    paging = {"page_size": PAGE, "dummy_page": step.dummy_page}
     args = step.rows, step.lens, step.pages
     want = definition.verify_inputs(step.tree, cpu, *args, **paging, num_pages=step.num_pages)
     moved = there.rows, there.lens, there.pages
@@ -224,7 +226,7 @@ def check_judge(
 
 def check_move(step: Step, there: Step, verdict: Verdict, lens: Tensor, rng: random.Random) -> None:
     """Entries of accepted paths, in a pool of odd shape; nothing else is touched."""
-    dummy = int(step.pages[-1, 0])
+    dummy = step.dummy_page
     shape = rng.randint(1, 2), rng.randint(1, 3), (dummy + 1) * PAGE, rng.choice([16, 20])
     dtype = rng.choice([torch.float32, torch.float16, torch.float64])
     caches = torch.randn(2, *shape, dtype=torch.float64).to(dtype)
@@ -262,7 +264,7 @@ def check_commit(
         same(a, b, name)
     for name, a, b in zip(("lens", "next_token", "live"), mine, state, strict=True):
         same(a, b, name)
-    paging = {"page_size": PAGE, "dummy_page": int(step.pages[-1, 0])}
+    paging = {"page_size": PAGE, "dummy_page": step.dummy_page}
     packed = definition.compact(
         verdict,
         want[0],
