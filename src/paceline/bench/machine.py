@@ -19,7 +19,7 @@ from paceline.core.device import cpu_flags, cpu_name, free_memory, usable_cores
 
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 
-_PACKAGES = ("tokenizers", "safetensors", "numpy", "jinja2", "gguf")
+_PACKAGES = ("triton", "tokenizers", "safetensors", "numpy", "jinja2", "gguf")
 _TELLING_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "bf16", "asimd")
 
 

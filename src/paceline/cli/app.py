@@ -53,14 +53,7 @@ _COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
             'git diff | paceline chat - --system "Describe this change."',
         ),
     ),
-    "bench": (
-        "paceline.cli.bench:bench",
-        (
-            "paceline bench prompts.jsonl --spec ngram --spec suffix:path --spec suffix:tree",
-            "paceline bench question.jsonl --category qa --limit 10 --temperature 1 --repeats 3",
-            "paceline bench HumanEval.jsonl.gz --raw --concurrency 8 > record.json",
-        ),
-    ),
+    "bench": ("paceline.cli.bench:BENCH", ()),
     "check": ("paceline.cli.check:CHECKS", ()),
     "train": ("paceline.cli.train:TRAINERS", ()),
     "widen": (

@@ -5,15 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from paceline.bench.run import Settings
-from paceline.cli.console import notes, progress
+from paceline.cli import bench_steps
+from paceline.cli.console import epilogue, notes, progress
 from paceline.cli.flags import SpecChoices, with_flags
 from paceline.core.errors import ConfigError
 
 _INFLATES = "ignore_eos: text after the end of an answer repeats itself and inflates accept length"
 _NOISE = "none: drafts nothing, so its speed ratio shows the noise of this measurement"
+
+
+BENCH = App(name="bench", help_format="plaintext")
+_EXAMPLES = (
+    "paceline bench prompts.jsonl --spec ngram --spec suffix:path --spec suffix:tree",
+    "paceline bench question.jsonl --category qa --limit 10 --temperature 1 --repeats 3",
+    "paceline bench HumanEval.jsonl.gz --raw --concurrency 8 > record.json",
+    "paceline bench steps --help   (single steps, from a configuration alone)",
+)
 
 
 @with_flags
@@ -102,6 +112,11 @@ def bench(
         plots.draw(made, plot)
     publish(made, out)
     return 0
+
+
+BENCH.help_epilogue = epilogue(_EXAMPLES)
+BENCH.default(bench)
+BENCH.command(bench_steps.steps, name="steps", help_epilogue=epilogue(bench_steps.EXAMPLES))
 
 
 def _check(settings: Settings, limit: int | None) -> None:

@@ -7,8 +7,9 @@ drafter predicts its target well.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from paceline.draft.dflash_config import (
 )
 from paceline.draft.dflash_net import DFlashNet
 from paceline.draft.selftest_static import dflash_findings, enforce
-from paceline.models.checkpoint import Checkpoint
+from paceline.models.checkpoint import Checkpoint, TensorSource
 from paceline.models.weights import Placement
 from paceline.models.weights import load as load_weights
 
@@ -36,13 +37,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Tensors: TypeAlias = Callable[[DFlashNet], TensorSource]
 
-def load(folder: Path, target: TargetInfo) -> DFlashNet:
+
+def load(folder: Path, target: TargetInfo, tensors: Tensors | None = None) -> DFlashNet:
     """Read a drafter and check that it can belong to the target.
 
     Args:
         folder: in z-lab's layout.
         target: the target's facts, embedding and head.
+        tensors: where the network's tensors come from; default: the folder's safetensors.
 
     Returns:
         The network on the target's device, in its dtype, with the stacked context path ready.
@@ -53,9 +57,9 @@ def load(folder: Path, target: TargetInfo) -> DFlashNet:
         ConfigError: it was made for another target; everything that differs is listed.
     """
     placement = Placement(device=target.device, dtype=target.dtype, weights=target.weights)
-    net, source = _load(folder, target, placement)
+    net, source = _load(folder, target, placement, tensors or _safetensors(folder))
     rows = [
-        source.read(f"layers.{i}.self_attn.{part}_proj.weight").to(target.dtype)
+        placement.plain(source.read(f"layers.{i}.self_attn.{part}_proj.weight"))
         for i in range(net.config.num_layers)
         for part in "kv"
     ]
@@ -68,7 +72,8 @@ def load_plain(folder: Path, target: TargetInfo, *, dtype: torch.dtype) -> DFlas
 
     They need no gradients until `requires_grad_` says so. Raises as `load` does.
     """
-    return _load(folder, target, _Unpacked(device=target.device, dtype=dtype))[0]
+    placement = _Unpacked(device=target.device, dtype=dtype)
+    return _load(folder, target, placement, _safetensors(folder))[0]
 
 
 class _Unpacked(Placement):
@@ -79,11 +84,17 @@ class _Unpacked(Placement):
         return self.plain(value)
 
 
-def _load(folder: Path, target: TargetInfo, placement: Placement) -> tuple[DFlashNet, Checkpoint]:
+def _safetensors(folder: Path) -> Tensors:
+    return lambda _: Checkpoint(folder)
+
+
+def _load(
+    folder: Path, target: TargetInfo, placement: Placement, tensors: Tensors
+) -> tuple[DFlashNet, TensorSource]:
     config = read_config(folder)
     enforce(dflash_findings(config, target), folder)
     net = DFlashNet(config, target, dtype=placement.dtype, device="meta")
-    source = Checkpoint(folder)
+    source = tensors(net)
     _refuse_other_layouts(source, folder)
     checked = checkpoint_folder.CheckedTensors(source)
     load_weights(net, checked, placement)
@@ -188,7 +199,7 @@ def _unusual(config: DFlashConfig) -> dict[str, object]:
     return values
 
 
-def _refuse_other_layouts(source: Checkpoint, folder: Path) -> None:
+def _refuse_other_layouts(source: TensorSource, folder: Path) -> None:
     """Layouts that show in the tensors alone."""
     own = [n for n in source.shapes if n.split(".")[0] in {"lm_head", "embed_tokens", "d2t", "t2d"}]
     if own:

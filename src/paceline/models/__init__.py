@@ -1,6 +1,7 @@
 """Models: a registry of networks, and `load`, which fills one from files.
 
-`resolve` finds the files of a name, `read_config` says what they hold, `load` makes a network of them.
+`resolve` finds the files of a name, `read_config` says what they hold, `load` makes a network of them;
+`load_random` makes one of the configuration alone.
 """
 
 from __future__ import annotations
@@ -21,9 +22,19 @@ from paceline.models.base import CausalLM
 from paceline.models.checkpoint import Checkpoint, TensorSource
 from paceline.models.gguf_header import read_gguf_header
 from paceline.models.gguf_weights import open_gguf
+from paceline.models.random_weights import RandomTensors
 from paceline.models.source import ModelFiles, resolve
 
-__all__ = ["MODELS", "CausalLM", "LoadedModel", "ModelFiles", "load", "read_config", "resolve"]
+__all__ = [
+    "MODELS",
+    "CausalLM",
+    "LoadedModel",
+    "ModelFiles",
+    "load",
+    "load_random",
+    "read_config",
+    "resolve",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +109,37 @@ def load(
     for note in notes:
         logger.info("%s: %s", files.name, note)
     return LoadedModel(net=net.eval(), config=config, files=files, notes=tuple(notes))
+
+
+def load_random(
+    files: ModelFiles,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    weights: WeightMode,
+    seed: int,
+) -> LoadedModel:
+    """Build a network from its configuration alone and fill it with random weights, on the device.
+
+    For measuring speed: what it says means nothing.
+
+    Args:
+        files: from `resolve`; only the configuration is read.
+        device: where the network lives.
+        dtype: of activations and plain weights.
+        weights: how matrices are kept on a CPU, as for `load`.
+        seed: of the weights.
+
+    Raises:
+        ModelError: the configuration is missing, malformed or asks for what is not supported.
+    """
+    config = read_config(files)
+    net = MODELS.get(config.architecture)(config, dtype=dtype, device="meta")
+    source = RandomTensors(net, files.path, device=device, dtype=dtype, seed=seed)
+    tables.load(net, source, tables.Placement(device=device, dtype=dtype, weights=weights))
+    net.rope.to(device)
+    notes = (f"weights: random, seed {seed}; what the model says means nothing",)
+    return LoadedModel(net=net.eval(), config=config, files=files, notes=notes)
 
 
 def _refuse_impossible(config: ModelConfig, source: TensorSource) -> None:

@@ -1,0 +1,351 @@
+"""Measures steps: what one decode step takes, by drafter, sequences, context and nodes.
+
+Prompts are random tokens, each in a scope of its own, so that no two sequences share a page. They are
+prefilled once, through the normal path; every repeat then finds its own prompt in the prefix cache,
+starts all sequences at the same length and times steps back to back. The first repeat captures graphs
+and is not counted. Where steps are asked for by part, a second engine runs them without graphs, with a
+listener; the two runs never mix.
+
+Not here: what a step could take at best (`cost/model.py`), which cases there are (`step_cases.py`),
+records and tables (`step_report.py`).
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from paceline import models
+from paceline.bench.step_cases import Case, Spec, config_of
+from paceline.bench.synthetic import SyntheticWalk
+from paceline.core.config import DraftConfig, EngineConfig
+from paceline.core.device import TORCH_DTYPES, free_cached, used_memory
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.request import FinishReason, Request, SamplingParams, StepOutput
+from paceline.core.stages import Stages, silent
+from paceline.draft import build_network, checkpoint_folder
+from paceline.draft.base import Drafter, TargetInfo
+from paceline.draft.ddtree import DDTreeDrafter
+from paceline.draft.dflash import DFlashDrafter
+from paceline.draft.dflash_checkpoint import load as load_dflash
+from paceline.engine.build import NetworkMaker, build_parts, load_target, resolve
+from paceline.engine.engine import Engine
+from paceline.models import LoadedModel
+from paceline.models.random_weights import RandomTensors
+from paceline.profiling.timeline import Timeline
+
+# In `Engine.report`.
+WITHOUT_GRAPH = "num_steps_without_graph"
+CAPTURED = "num_graphs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How steps are measured."""
+
+    steps: int = 32  # of a repeat
+    repeats: int = 5
+    warmup: int = 4  # steps before those of a repeat
+    stage_steps: int = 16  # of the run by part; 0: none
+    rates: tuple[float, ...] | None = None  # synthetic acceptance; None: what the target accepts
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A case's figures; seconds a step."""
+
+    case: Case
+    repeats: tuple[float, ...]  # mean of each repeat
+    accept_length: float  # emitted tokens a sequence and step
+    without_graph: int  # counted steps that had no graph; on a CPU there are none to be had: 0
+    captured: int  # graphs made within the counted steps, which then are too slow
+    stages: Mapping[str, float] = field(
+        default_factory=dict
+    )  # without graphs; empty: not asked for
+    ungraphed: float | None = None  # the whole step of that run
+
+
+class Bench:
+    """One target and the engines that are measured over it, one at a time.
+
+    Args:
+        config: device, dtype, cache and threads; the drafter is each spec's own.
+        random_weights: make the weights of target and drafters; None: load them.
+
+    Raises:
+        ModelError: the model's files are missing, damaged or not supported.
+        ConfigError: a value that cannot be served.
+    """
+
+    def __init__(self, config: EngineConfig, *, random_weights: int | None) -> None:
+        self.config = resolve(replace(config, draft=DraftConfig(method="none")))
+        self._seed = random_weights
+        self.device = torch.device(self.config.device)
+        if self.device.type == "cpu" and self.config.threads is not None:
+            torch.set_num_threads(self.config.threads)
+        self.loaded = self._load()
+
+    def _load(self) -> LoadedModel:
+        if self._seed is None:
+            return load_target(self.config)
+        return models.load_random(
+            models.resolve(self.config.model),
+            device=self.device,
+            dtype=TORCH_DTYPES[self.config.dtype],
+            weights=self.config.weights,
+            seed=self._seed,
+        )
+
+    @contextmanager
+    def engine(
+        self,
+        spec: Spec,
+        cases: Sequence[Case],
+        settings: Settings,
+        *,
+        graphs: bool = True,
+        stages: Stages = silent,
+    ) -> Iterator[Engine]:
+        """An engine with room for all of these cases, for the time of the context."""
+        gc.collect()  # the last engine's pool is large, and its parts refer to one another
+        free_cached(self.device)
+        longest = max(settings.steps, settings.stage_steps) + settings.warmup
+        config = config_of(self.config, spec, cases, longest)
+        self._check_room(config, cases)
+        config = replace(config, graphs=graphs and config.graphs)
+        make = build_network if self._seed is None else random_network(self._seed)
+        parts = build_parts(config, self.loaded, used_memory(self.device), make)
+        parts.alarm.active = False  # that random weights draft in vain is no news
+        if settings.rates is not None and spec.nodes > 1:
+            walk = SyntheticWalk(settings.rates, num_rows=config.cache.max_rows, device=self.device)
+            parts = replace(parts, walk=walk)
+        engine = Engine(parts, stages=stages)
+        try:
+            yield engine
+        finally:
+            engine.close()
+
+    def _check_room(self, config: EngineConfig, cases: Sequence[Case]) -> None:
+        """Refuse what the model has no positions for, in the words of what was asked."""
+        most, need = self.loaded.config.max_position, config.cache.max_len or 0
+        if need <= most:
+            return
+        longest = max(case.context for case in cases)
+        msg = (
+            f"prompts of {longest} tokens and {need - longest} that the steps may add need {need} "
+            f"positions, and the model's positions end at {most}; use shorter contexts "
+            f"({most - need + longest} tokens at most), or fewer steps"
+        )
+        raise ConfigError(msg)
+
+
+def random_network(seed: int) -> NetworkMaker:
+    """Makes DFlash networks of a configuration alone, as drafters."""
+
+    def make(config: DraftConfig, target: TargetInfo) -> Drafter:
+        folder = checkpoint_folder.locate(config)
+        net = load_dflash(
+            folder,
+            target,
+            lambda net: RandomTensors(
+                net, folder, device=target.device, dtype=target.dtype, seed=seed
+            ),
+        )
+        kind = DDTreeDrafter if config.method == "ddtree" else DFlashDrafter
+        return kind(config, target, net)
+
+    return make
+
+
+def run(
+    bench: Bench,
+    spec: Spec,
+    cases: Sequence[Case],
+    settings: Settings,
+    progress: Callable[[], None] = lambda: None,
+) -> list[Measured]:
+    """Measure every case of a spec.
+
+    Args:
+        bench: the target.
+        spec: the drafter.
+        cases: its sequences and contexts.
+        settings: how.
+        progress: told after each case and run.
+
+    Raises:
+        PacelineError: a sequence ended, or a step was not what was to be measured.
+    """
+    whole = _whole(bench, spec, cases, settings, progress)
+    if not settings.stage_steps:
+        return whole
+    parts = _parts(bench, spec, cases, settings, progress)
+    return [
+        replace(measured, stages=stages, ungraphed=seconds)
+        for measured, (stages, seconds) in zip(whole, parts, strict=True)
+    ]
+
+
+def _whole(
+    bench: Bench,
+    spec: Spec,
+    cases: Sequence[Case],
+    settings: Settings,
+    progress: Callable[[], None],
+) -> list[Measured]:
+    """Every case, as it is served."""
+    found = []
+    with bench.engine(spec, cases, settings) as engine:
+        for case in cases:
+            found.append(_timed(engine, case, settings))
+            progress()
+    return found
+
+
+def _parts(
+    bench: Bench,
+    spec: Spec,
+    cases: Sequence[Case],
+    settings: Settings,
+    progress: Callable[[], None],
+) -> list[tuple[Mapping[str, float], float]]:
+    """Every case without graphs: seconds a step of each part, and of the whole step."""
+    found = []
+    timeline = Timeline(bench.device)
+    with bench.engine(spec, cases, settings, graphs=False, stages=timeline) as engine:
+        for case in cases:
+            found.append(_by_part(engine, case, settings, timeline))
+            progress()
+    return found
+
+
+def _timed(engine: Engine, case: Case, settings: Settings) -> Measured:
+    """The case, without its parts."""
+    batch = _Batch(engine, case, settings)
+    batch.prefill()
+    times: list[float] = []
+    emitted = 0
+    counted = dict.fromkeys((WITHOUT_GRAPH, CAPTURED), 0)
+    for repeat in range(-1, settings.repeats):
+        batch.start()
+        batch.steps(settings.warmup)
+        before = engine.report()
+        seconds, tokens = batch.steps(settings.steps)
+        after = engine.report()
+        if repeat >= 0:
+            times.append(seconds / settings.steps)
+            emitted += tokens
+            for name in counted:
+                counted[name] += int(after[name] - before[name])
+        batch.stop()
+    return Measured(
+        case=case,
+        repeats=tuple(times),
+        accept_length=emitted / (len(times) * settings.steps * case.sequences),
+        without_graph=counted[WITHOUT_GRAPH],
+        captured=counted[CAPTURED],
+    )
+
+
+def _by_part(
+    engine: Engine, case: Case, settings: Settings, timeline: Timeline
+) -> tuple[Mapping[str, float], float]:
+    """Seconds a step of each part, and of the whole step beside them."""
+    batch = _Batch(engine, case, settings)
+    batch.prefill()
+    batch.start()
+    batch.steps(settings.warmup)
+    timeline.read()
+    seconds, _ = batch.steps(settings.stage_steps)
+    found = {name: total / settings.stage_steps for name, total in timeline.read().items()}
+    batch.stop()
+    return found, seconds / settings.stage_steps
+
+
+class _Batch:
+    """The sequences of a case in an engine: prefilled once, started and stopped again and again."""
+
+    def __init__(self, engine: Engine, case: Case, settings: Settings) -> None:
+        self._engine, self._case = engine, case
+        draw = random.Random(f"{settings.seed}/{case.context}")  # noqa: S311 (prompts, no secrets)
+        vocabulary = engine.model_config.vocab_size
+        self._prompts = [
+            tuple(draw.randrange(vocabulary) for _ in range(case.context))
+            for _ in range(case.sequences)
+        ]
+        self._room = engine.max_len - case.context
+        self._turn = 0
+
+    def prefill(self) -> None:
+        """Cache all prompts, through the normal path; one token of each is made and forgotten."""
+        self._add(1)
+        while self._engine.has_work:
+            for output in self._engine.step():
+                if output.finish_reason is not FinishReason.LENGTH:
+                    self._refuse(output)
+
+    def start(self) -> None:
+        """Start all sequences again, and step until every one decodes."""
+        missing = set(self._add(self._room))
+        while missing:
+            for output in self._engine.step():
+                self._check(output)
+                missing.discard(output.request_id)
+
+    def steps(self, count: int) -> tuple[float, int]:
+        """Run that many steps of all sequences: seconds, and tokens emitted."""
+        counters, sequences = self._engine.counters, self._case.sequences
+        before = counters.num_block_steps, counters.num_extend_steps, counters.num_emitted
+        started = time.perf_counter()
+        outputs = [self._engine.step() for _ in range(count)]
+        seconds = time.perf_counter() - started
+        for output in (o for step in outputs for o in step):
+            self._check(output)
+        blocks = counters.num_block_steps - before[0]
+        extends = counters.num_extend_steps - before[1]
+        each = {len(step) for step in outputs}
+        if (blocks, extends) != (count, 0) or each - {sequences}:
+            msg = (
+                f"{blocks} decode and {extends} prefill steps ran where {count} decode steps of "
+                f"{sequences} sequences were to be measured; this is a fault of the benchmark's, "
+                "or the cache is too small: give it more memory or fewer sequences"
+            )
+            raise PacelineError(msg)
+        return seconds, counters.num_emitted - before[2]
+
+    def stop(self) -> None:
+        """End all sequences."""
+        for i in range(self._case.sequences):
+            self._engine.abort(self._id(i))
+        while self._engine.has_work:
+            self._engine.step()
+
+    def _add(self, max_tokens: int) -> list[str]:
+        self._turn += 1
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        for i, prompt in enumerate(self._prompts):
+            scope = f"steps/{self._case.context}/{i}"
+            self._engine.add(Request(id=self._id(i), prompt_ids=prompt, params=params, scope=scope))
+        return [self._id(i) for i in range(self._case.sequences)]
+
+    def _id(self, i: int) -> str:
+        return f"{self._case.sequences}x{self._case.context}/{self._turn}/{i}"
+
+    def _check(self, output: StepOutput) -> None:
+        if output.finish_reason is not None:
+            self._refuse(output)
+
+    def _refuse(self, output: StepOutput) -> None:
+        reason = None if output.finish_reason is None else output.finish_reason.value
+        msg = (
+            f"sequence {output.request_id} ended ({output.error or reason}) where steps were to be "
+            "measured; with a real model give it shorter runs (--steps), or random weights"
+        )
+        raise PacelineError(msg)

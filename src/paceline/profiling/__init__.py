@@ -1,0 +1,1 @@
+"""Profiling: who listens to the parts of a step."""

@@ -1,0 +1,198 @@
+"""Measuring steps, on tiny shapes: every drafter, both kinds of acceptance, and what must be refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.bench import step_report
+from paceline.bench.step_cases import Case, Spec, parse_spec
+from paceline.bench.steps import Bench, Settings, run
+from paceline.core.config import CacheConfig, DraftConfig, EngineConfig
+from paceline.core.errors import ConfigError, PacelineError
+from paceline.cost.hardware import Hardware
+from tests import tiny, tiny_drafters
+
+CEILINGS = Hardware(name="x", read_bandwidth=1e12, matmul_rate=1e14)
+CASES = [Case(sequences=2, context=20), Case(sequences=3, context=37)]
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `target` and `drafter` with a config.json each, and nothing else."""
+    base = tmp_path_factory.mktemp("shapes")
+    whole = tiny.write_tiny(base / "whole", "qwen3", max_position_embeddings=512)
+    config = json.loads((whole / "config.json").read_text())
+    for name, values in (
+        ("target", config),
+        ("drafter", tiny_drafters.dflash_config(config)),
+    ):
+        (base / name).mkdir()
+        (base / name / "config.json").write_text(json.dumps(values))
+    return base
+
+
+@pytest.fixture(scope="module")
+def bench(shapes: Path) -> Bench:
+    config = EngineConfig(
+        model=str(shapes / "target"),
+        device="cpu",
+        dtype="float32",
+        weights="bf16",
+        threads=1,
+        cache=CacheConfig(page_size=4, chunk_size=64),
+    )
+    return Bench(config, random_weights=0)
+
+
+def spec_of(shapes: Path, method: str) -> Spec:
+    names = {"none": "none", "dflash": "dflash:{}", "ddtree": "ddtree:{}:6"}
+    return parse_spec(names[method].format(shapes / "drafter"))
+
+
+@pytest.mark.parametrize("method", ["none", "dflash", "ddtree"])
+def test_every_drafter_is_measured(bench: Bench, shapes: Path, method: str) -> None:
+    """As many repeats as asked for, every part of a step, and nothing but decode steps."""
+    settings = Settings(steps=3, repeats=2, warmup=1, stage_steps=2)
+    told = []
+    found = run(bench, spec_of(shapes, method), CASES, settings, lambda: told.append(1))
+    assert [m.case for m in found] == CASES
+    assert len(told) == 4
+    for measured in found:
+        assert len(measured.repeats) == 2
+        assert all(seconds > 0 for seconds in measured.repeats)
+        assert measured.accept_length >= 1.0
+        parts = {"propose", "select", "verify", "walk", "commit"}
+        assert set(measured.stages) == parts | ({"observe"} if method != "none" else set())
+        assert measured.ungraphed is not None
+        assert 0 < sum(measured.stages.values()) < measured.ungraphed
+
+
+@pytest.mark.parametrize(
+    "method,least,most", [("none", 1.0, 1.0), ("dflash", 2.4, 2.6), ("ddtree", 1.8, 2.6)]
+)
+def test_acceptance_can_be_said_beforehand(
+    bench: Bench, shapes: Path, method: str, least: float, most: float
+) -> None:
+    """Through the whole engine: tokens are emitted, cached and counted as if they had been accepted.
+
+    A tree may end before what was said is reached.
+    """
+    settings = Settings(steps=12, repeats=2, warmup=1, stage_steps=0, rates=(0.9, 0.4, 0.2))
+    found = run(bench, spec_of(shapes, method), CASES, settings)
+    assert all(least <= m.accept_length <= most for m in found)
+    assert found[0].stages == {}
+
+
+def test_an_engine_that_is_served_knows_no_synthetic_walk(bench: Bench, shapes: Path) -> None:
+    """Real decoding cannot be switched to it by accident: it is passed in, once, where it was asked for."""
+    from paceline.engine.build import build_parts
+    from paceline.sample.verifier import verify
+
+    settings = Settings(rates=(1.0,))
+    spec = spec_of(shapes, "dflash")
+    with bench.engine(spec, CASES, settings) as engine:
+        assert engine._parts.walk is not verify
+        config = engine.config
+    with bench.engine(spec, CASES, Settings()) as engine:
+        assert engine._parts.walk is verify
+    plain = build_parts(replace(config, draft=DraftConfig(method="none")), bench.loaded, 0)
+    assert plain.walk is verify
+
+
+def test_prompts_are_computed_once_and_never_shared(bench: Bench, shapes: Path) -> None:
+    """Two sequences over the same pages would read half of what is to be measured."""
+    from paceline.bench.steps import _Batch
+
+    spec, case = spec_of(shapes, "none"), CASES[1]
+    settings = Settings(steps=2, repeats=1, warmup=1, stage_steps=0)
+    with bench.engine(spec, CASES, settings) as engine:
+        batch = _Batch(engine, case, settings)
+        batch.prefill()
+        assert engine.counters.num_prefill_tokens == 3 * 37
+        batch.start()
+        again = engine.counters.num_prefill_tokens - 3 * 37
+        assert 0 < again <= 3 * engine.config.cache.page_size
+        held = [page for s in engine._scheduler.running for page in s.pages]
+        assert len(held) == len(set(held))
+        batch.stop()
+        engine.check_integrity()
+
+
+def test_a_batch_that_is_not_what_was_asked_for_is_refused(bench: Bench, shapes: Path) -> None:
+    """A figure of fewer sequences, or of steps with prefill among them, would be a wrong one."""
+    from paceline.bench.steps import _Batch
+
+    settings = Settings(steps=2, repeats=1, warmup=1, stage_steps=0)
+    with bench.engine(spec_of(shapes, "none"), CASES, settings) as engine:
+        batch = _Batch(engine, CASES[0], settings)
+        batch.prefill()
+        batch.start()
+        engine.abort(batch._id(0))
+        with pytest.raises(PacelineError, match=r"ended \(abort\)|decode steps of 2 sequences"):
+            batch.steps(2)
+
+
+def test_a_record_says_it_all(bench: Bench, shapes: Path) -> None:
+    """Figures, floors and ratios of every row, and what a reader needs to repeat them; it is JSON."""
+    settings = Settings(steps=3, repeats=2, warmup=1, stage_steps=2)
+    specs = [spec_of(shapes, m) for m in ("none", "dflash")]
+    found = [(s, run(bench, s, CASES[:1], settings)) for s in specs]
+    lines = step_report.lines(found, bench.loaded.config, CEILINGS, 4)
+    made = step_report.record(
+        lines,
+        settings,
+        bench.config,
+        CEILINGS,
+        model={"name": "tiny"},
+        command=["paceline"],
+        notes=["a"],
+    )
+    assert json.loads(json.dumps(made, allow_nan=False)) == made
+    plain, drafted = made["rows"]
+    assert (plain["drafter"], plain["block"], plain["nodes"]) == ("none", None, 1)
+    assert (drafted["drafter"], drafted["block"], drafted["nodes"]) == ("dflash", 4, 4)
+    assert plain["over_plain"] == 1.0
+    assert drafted["over_plain"] == pytest.approx(
+        drafted["ms_per_step"] / plain["ms_per_step"], rel=0.01
+    )
+    assert 0 < plain["floor_ms"] < plain["ms_per_step"]
+    assert plain["floor_ms"] < drafted["floor_ms"]
+    assert {"machine", "versions", "commit", "ceilings", "settings", "conventions"} <= made.keys()
+    assert step_report.table(lines).row_count == 2
+    assert step_report.parts_table(lines).row_count == 2
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("ngram", "unknown drafter 'ngram' to be measured"),
+        ("dflash", "a drafter is none, or METHOD:CONFIG"),
+        ("none:x", "unknown drafter 'none:x'"),
+        ("dflash:nowhere", "qwen3-8b-dflash-b16, qwen3-8b-dflash-b8"),
+        ("dflash:DRAFTER:5", "2 to 4 are possible"),
+        ("ddtree:DRAFTER:1", "2 to 256 are possible"),
+        ("ddtree:DRAFTER:x", "'x' in"),
+        ("ddtree:DRAFTER:3:4", "unknown drafter"),
+    ],
+)
+def test_mistakes_are_told(shapes: Path, text: str, message: str) -> None:
+    """Before anything is loaded, with what is possible instead."""
+    with pytest.raises(ConfigError, match=message):
+        parse_spec(text.replace("DRAFTER", str(shapes / "drafter")))
+
+
+def test_a_drafter_for_another_target_is_refused(bench: Bench, tmp_path: Path) -> None:
+    """Random weights make no drafter fit a target that it was not made for."""
+    with pytest.raises(ConfigError, match="does not belong to this target"):
+        run(bench, parse_spec("dflash:qwen3-8b-dflash-b8"), CASES, Settings(steps=1))
+
+
+def test_weights_are_made_on_the_device_in_its_dtype(bench: Bench) -> None:
+    """The model is never held twice, nor in another dtype."""
+    assert bench.loaded.net.device == torch.device("cpu")
+    assert bench.loaded.net.dtype is torch.float32
