@@ -1,10 +1,8 @@
 """Measures steps: what one decode step takes, by drafter, sequences, context and nodes.
 
-Prompts are random tokens, each in a scope of its own, so that no two sequences share a page. They are
-prefilled once, through the normal path; every repeat then finds its own prompt in the prefix cache,
-starts all sequences at the same length and times steps back to back. The first repeat captures graphs
-and is not counted. Where steps are asked for by part, a second engine runs them without graphs, with a
-listener; the two runs never mix.
+Every repeat starts all sequences at the same length (`step_batch.py`) and times steps back to back. The
+first one captures graphs and is not counted. Where steps are asked for by part, a second engine runs them
+without graphs, with a listener; the two runs never mix.
 
 Not here: what a step could take at best (`cost/model.py`), which cases there are (`step_cases.py`),
 records and tables (`step_report.py`).
@@ -13,8 +11,6 @@ records and tables (`step_report.py`).
 from __future__ import annotations
 
 import gc
-import random
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,12 +18,12 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from paceline import models
+from paceline.bench.step_batch import Batch
 from paceline.bench.step_cases import Case, Spec, config_of
 from paceline.bench.synthetic import SyntheticWalk
 from paceline.core.config import DraftConfig, EngineConfig
 from paceline.core.device import TORCH_DTYPES, free_cached, used_memory
-from paceline.core.errors import ConfigError, PacelineError
-from paceline.core.request import FinishReason, Request, SamplingParams, StepOutput
+from paceline.core.errors import ConfigError
 from paceline.core.stages import Stages, silent
 from paceline.draft import build_network, checkpoint_folder
 from paceline.draft.base import Drafter, TargetInfo
@@ -228,7 +224,7 @@ def _parts(
 
 def _timed(engine: Engine, case: Case, settings: Settings) -> Measured:
     """The case, without its parts."""
-    batch = _Batch(engine, case, settings)
+    batch = Batch(engine, case, settings.seed)
     batch.prefill()
     times: list[float] = []
     emitted = 0
@@ -258,7 +254,7 @@ def _by_part(
     engine: Engine, case: Case, settings: Settings, timeline: Timeline
 ) -> tuple[Mapping[str, float], float]:
     """Seconds a step of each part, and of the whole step beside them."""
-    batch = _Batch(engine, case, settings)
+    batch = Batch(engine, case, settings.seed)
     batch.prefill()
     batch.start()
     batch.steps(settings.warmup)
@@ -267,85 +263,3 @@ def _by_part(
     found = {name: total / settings.stage_steps for name, total in timeline.read().items()}
     batch.stop()
     return found, seconds / settings.stage_steps
-
-
-class _Batch:
-    """The sequences of a case in an engine: prefilled once, started and stopped again and again."""
-
-    def __init__(self, engine: Engine, case: Case, settings: Settings) -> None:
-        self._engine, self._case = engine, case
-        draw = random.Random(f"{settings.seed}/{case.context}")  # noqa: S311 (prompts, no secrets)
-        vocabulary = engine.model_config.vocab_size
-        self._prompts = [
-            tuple(draw.randrange(vocabulary) for _ in range(case.context))
-            for _ in range(case.sequences)
-        ]
-        self._room = engine.max_len - case.context
-        self._turn = 0
-
-    def prefill(self) -> None:
-        """Cache all prompts, through the normal path; one token of each is made and forgotten."""
-        self._add(1)
-        while self._engine.has_work:
-            for output in self._engine.step():
-                if output.finish_reason is not FinishReason.LENGTH:
-                    self._refuse(output)
-
-    def start(self) -> None:
-        """Start all sequences again, and step until every one decodes."""
-        missing = set(self._add(self._room))
-        while missing:
-            for output in self._engine.step():
-                self._check(output)
-                missing.discard(output.request_id)
-
-    def steps(self, count: int) -> tuple[float, int]:
-        """Run that many steps of all sequences: seconds, and tokens emitted."""
-        counters, sequences = self._engine.counters, self._case.sequences
-        before = counters.num_block_steps, counters.num_extend_steps, counters.num_emitted
-        started = time.perf_counter()
-        outputs = [self._engine.step() for _ in range(count)]
-        seconds = time.perf_counter() - started
-        for output in (o for step in outputs for o in step):
-            self._check(output)
-        blocks = counters.num_block_steps - before[0]
-        extends = counters.num_extend_steps - before[1]
-        each = {len(step) for step in outputs}
-        if (blocks, extends) != (count, 0) or each - {sequences}:
-            msg = (
-                f"{blocks} decode and {extends} prefill steps ran where {count} decode steps of "
-                f"{sequences} sequences were to be measured; this is a fault of the benchmark's, "
-                "or the cache is too small: give it more memory or fewer sequences"
-            )
-            raise PacelineError(msg)
-        return seconds, counters.num_emitted - before[2]
-
-    def stop(self) -> None:
-        """End all sequences."""
-        for i in range(self._case.sequences):
-            self._engine.abort(self._id(i))
-        while self._engine.has_work:
-            self._engine.step()
-
-    def _add(self, max_tokens: int) -> list[str]:
-        self._turn += 1
-        params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-        for i, prompt in enumerate(self._prompts):
-            scope = f"steps/{self._case.context}/{i}"
-            self._engine.add(Request(id=self._id(i), prompt_ids=prompt, params=params, scope=scope))
-        return [self._id(i) for i in range(self._case.sequences)]
-
-    def _id(self, i: int) -> str:
-        return f"{self._case.sequences}x{self._case.context}/{self._turn}/{i}"
-
-    def _check(self, output: StepOutput) -> None:
-        if output.finish_reason is not None:
-            self._refuse(output)
-
-    def _refuse(self, output: StepOutput) -> None:
-        reason = None if output.finish_reason is None else output.finish_reason.value
-        msg = (
-            f"sequence {output.request_id} ended ({output.error or reason}) where steps were to be "
-            "measured; with a real model give it shorter runs (--steps), or random weights"
-        )
-        raise PacelineError(msg)

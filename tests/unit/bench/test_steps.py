@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from paceline.bench import step_report
+from paceline.bench.step_batch import Batch
 from paceline.bench.step_cases import Case, Spec, parse_spec
-from paceline.bench.steps import Bench, Settings, run
+from paceline.bench.steps import Bench, Settings, _timed, run
 from paceline.core.config import CacheConfig, DraftConfig, EngineConfig
 from paceline.core.errors import ConfigError, PacelineError
 from paceline.cost.hardware import Hardware
 from tests import tiny, tiny_drafters
+from tests.engine.as_on_gpu import as_on_gpu
 
 CEILINGS = Hardware(name="x", read_bandwidth=1e12, matmul_rate=1e14)
 CASES = [Case(sequences=2, context=20), Case(sequences=3, context=37)]
@@ -88,6 +90,19 @@ def test_acceptance_can_be_said_beforehand(
     assert found[0].stages == {}
 
 
+@pytest.mark.parametrize("method,mean", [("none", 1.0), ("dflash", 2.5)])
+def test_steps_as_on_a_gpu(bench: Bench, shapes: Path, method: str, mean: float) -> None:
+    """Padded rows, fixed places, results one step late, and the synthetic walk among them."""
+    cases = [Case(sequences=n, context=20) for n in (1, 3, 5)]
+    settings = Settings(steps=12, repeats=2, warmup=1, stage_steps=0, rates=(0.9, 0.4, 0.2))
+    with bench.engine(spec_of(shapes, method), cases, settings) as engine:
+        as_on_gpu(engine)
+        found = [_timed(engine, case, settings) for case in cases]
+        engine.check_integrity()
+    assert [m.accept_length for m in found] == pytest.approx([mean] * 3, abs=0.15)
+    assert all(m.without_graph == m.captured == 0 for m in found)
+
+
 def test_an_engine_that_is_served_knows_no_synthetic_walk(bench: Bench, shapes: Path) -> None:
     """Real decoding cannot be switched to it by accident: it is passed in, once, where it was asked for."""
     from paceline.engine.build import build_parts
@@ -106,12 +121,10 @@ def test_an_engine_that_is_served_knows_no_synthetic_walk(bench: Bench, shapes: 
 
 def test_prompts_are_computed_once_and_never_shared(bench: Bench, shapes: Path) -> None:
     """Two sequences over the same pages would read half of what is to be measured."""
-    from paceline.bench.steps import _Batch
-
     spec, case = spec_of(shapes, "none"), CASES[1]
     settings = Settings(steps=2, repeats=1, warmup=1, stage_steps=0)
     with bench.engine(spec, CASES, settings) as engine:
-        batch = _Batch(engine, case, settings)
+        batch = Batch(engine, case, settings.seed)
         batch.prefill()
         assert engine.counters.num_prefill_tokens == 3 * 37
         batch.start()
@@ -125,11 +138,9 @@ def test_prompts_are_computed_once_and_never_shared(bench: Bench, shapes: Path) 
 
 def test_a_batch_that_is_not_what_was_asked_for_is_refused(bench: Bench, shapes: Path) -> None:
     """A figure of fewer sequences, or of steps with prefill among them, would be a wrong one."""
-    from paceline.bench.steps import _Batch
-
     settings = Settings(steps=2, repeats=1, warmup=1, stage_steps=0)
     with bench.engine(spec_of(shapes, "none"), CASES, settings) as engine:
-        batch = _Batch(engine, CASES[0], settings)
+        batch = Batch(engine, CASES[0], settings.seed)
         batch.prefill()
         batch.start()
         engine.abort(batch._id(0))
