@@ -96,6 +96,22 @@ def test_floors_of_an_h200(spec: str, sequences: int, milliseconds: float) -> No
     assert floor.total * 1e3 == pytest.approx(milliseconds, rel=0.05)
 
 
+def test_the_documented_floors_are_those_reckoned() -> None:
+    """Who reads the page decides by these figures."""
+    page = (Path(__file__).parents[3] / "docs" / "bench-steps.md").read_text(encoding="utf-8")
+    forms = ("none", "dflash:qwen3-8b-dflash-b16", "dflash:qwen3-8b-dflash-b8")
+    specs = [parse_spec(text) for text in (*forms, "ddtree:qwen3-8b-dflash-b16:32")]
+    target = models.read_config(models.resolve(str(shapes()["qwen3-8b"])))
+    for sequences in (1, 8, 64):
+        loads = [Load(sequences=sequences, context=1024, nodes=s.nodes) for s in specs]
+        floors = [
+            step_floor(target, load, H200, draft_of(s)).total
+            for s, load in zip(specs, loads, strict=True)
+        ]
+        row = " | ".join(f"{1e3 * floor:.2f}" for floor in floors)
+        assert f"| {sequences} | {row} |" in page
+
+
 def test_a_tree_of_32_nodes_costs_hardly_more_than_a_chain_of_16() -> None:
     """The tree's extra nodes share the chain's reads."""
     target = models.read_config(models.resolve(str(shapes()["qwen3-8b"])))
