@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeAlias
 
@@ -168,7 +169,8 @@ def main() -> int:
         rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
     record: Row = {
-        "schema": "paceline-widened-1",
+        "schema": "paceline-widened/1",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": ["python", "benchmarks/widened.py", *command_line()[1:]],
         "versions": versions(),
         "source": source(),
