@@ -112,23 +112,39 @@ def _nodes(text: str, whole: str) -> int:
     raise ConfigError(msg)
 
 
-def config_of(base: EngineConfig, spec: Spec, cases: Sequence[Case], steps: int) -> EngineConfig:
+def config_of(
+    base: EngineConfig, spec: Spec, cases: Sequence[Case], steps: int, most: int
+) -> EngineConfig:
     """The config of an engine in which all of these cases fit, one at a time.
 
     Every sequence has room for all its nodes being accepted in every step, and one step more in flight.
+    Page tables are twice as wide as that, since in service they are wider than what is in use.
 
     Args:
         base: device, dtype, page size.
         spec: the drafter.
         cases: what is measured.
         steps: of a repeat, warm-up included.
+        most: positions that the model has.
+
+    Raises:
+        ConfigError: they do not suffice.
     """
     size = base.cache.page_size
     rows = max(case.sequences for case in cases)
+    longest = max(case.context for case in cases)
     starting = 4 + rows * size // base.cache.chunk_size  # steps of those that decode already
     growth = (steps + starting) * spec.nodes
+    need = longest + growth
+    if need > most:
+        msg = (
+            f"prompts of {longest} tokens and {growth} that the steps may add need {need} positions, "
+            f"and the model's positions end at {most}; use shorter contexts ({most - growth} tokens "
+            "at most), or fewer steps"
+        )
+        raise ConfigError(msg)
+    max_len = min(2 * need, most)
     scratch = max(spec.nodes, 0 if spec.net is None else spec.net.block_size)
-    max_len = max(case.context for case in cases) + growth
     # What the sequences hold, and their prompts, which are kept between repeats.
     pages = [
         case.sequences
@@ -139,7 +155,7 @@ def config_of(base: EngineConfig, spec: Spec, cases: Sequence[Case], steps: int)
         page_size=size,
         max_len=max_len,
         max_rows=rows,
-        num_pages=max(pages),
+        num_pages=max(*pages, -(-(max_len + scratch) // size)),
         chunk_size=base.cache.chunk_size,
     )
     return replace(base, cache=cache, draft=spec.draft)

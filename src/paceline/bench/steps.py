@@ -23,7 +23,6 @@ from paceline.bench.step_cases import Case, Spec, config_of
 from paceline.bench.synthetic import SyntheticWalk
 from paceline.core.config import DraftConfig, EngineConfig
 from paceline.core.device import TORCH_DTYPES, free_cached, used_memory
-from paceline.core.errors import ConfigError
 from paceline.core.stages import Stages, silent
 from paceline.draft import build_network, checkpoint_folder
 from paceline.draft.base import Drafter, TargetInfo
@@ -109,12 +108,15 @@ class Bench:
         graphs: bool = True,
         stages: Stages = silent,
     ) -> Iterator[Engine]:
-        """An engine with room for all of these cases, for the time of the context."""
+        """An engine with room for all of these cases, for the time of the context.
+
+        Raises:
+            ConfigError: the model has no positions for them, or the drafter belongs to another.
+        """
         gc.collect()  # the last engine's pool is large, and its parts refer to one another
         free_cached(self.device)
         longest = max(settings.steps, settings.stage_steps) + settings.warmup
-        config = config_of(self.config, spec, cases, longest)
-        self._check_room(config, cases)
+        config = config_of(self.config, spec, cases, longest, self.loaded.config.max_position)
         config = replace(config, graphs=graphs and config.graphs)
         make = build_network if self._seed is None else random_network(self._seed)
         parts = build_parts(config, self.loaded, used_memory(self.device), make)
@@ -127,19 +129,6 @@ class Bench:
             yield engine
         finally:
             engine.close()
-
-    def _check_room(self, config: EngineConfig, cases: Sequence[Case]) -> None:
-        """Refuse what the model has no positions for, in the words of what was asked."""
-        most, need = self.loaded.config.max_position, config.cache.max_len or 0
-        if need <= most:
-            return
-        longest = max(case.context for case in cases)
-        msg = (
-            f"prompts of {longest} tokens and {need - longest} that the steps may add need {need} "
-            f"positions, and the model's positions end at {most}; use shorter contexts "
-            f"({most - need + longest} tokens at most), or fewer steps"
-        )
-        raise ConfigError(msg)
 
 
 def random_network(seed: int) -> NetworkMaker:
