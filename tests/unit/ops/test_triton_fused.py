@@ -7,11 +7,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+from torch import Tensor
 
 from paceline.ops.dispatch import explain
+from paceline.ops.reference import fused as reference
 from paceline.ops.triton.refusal import refusal
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,6 +52,27 @@ def test_a_gpu_gets_the_kernels_and_a_cpu_never(op: str) -> None:
         assert chosen(op, "cuda", dtype) == "triton"
         assert chosen(op, "cpu", dtype) != "triton"
     assert chosen(op, "cuda", torch.float64) == "torch"
+
+
+@linux
+def test_a_compiler_gets_the_reference() -> None:
+    """As one graph: training compiles whole networks."""
+    from paceline.ops.triton import fused
+
+    x, slots = torch.randn(2, 24), torch.tensor([1, 2])
+    table = torch.randn(3, 8)
+
+    def run(ops: ModuleType, x: Tensor) -> tuple[Tensor, ...]:
+        cache, weight = x.new_zeros(2, 1, 4, 8), x.new_ones(24)
+        normed, stream = ops.add_rms_norm(ops.rms_norm(x, weight, 1e-5), x, weight, 1e-5)
+        q = ops.rope_write(normed, slots, table, slots, cache[0], cache[1], None, 1e-5)
+        heads = stream.view(2, 3, 8)
+        ops.kv_write(cache[0], cache[1], slots[:1] - 1, heads[:1, :1], heads[:1, 1:2])
+        return (*ops.rope(heads, q, slots, table), ops.silu_mul(q.flatten(1)), cache)
+
+    compiled = torch.compile(lambda x: run(fused, x), backend="eager", fullgraph=True)
+    for found, want in zip(compiled(x), run(reference, x), strict=True):
+        assert torch.equal(found, want)
 
 
 def test_refusals_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

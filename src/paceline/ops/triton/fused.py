@@ -147,7 +147,12 @@ def kv_write(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tens
 
 
 def _served(*tensors: Tensor) -> bool:
-    """Whether the kernels take tensors of these types, and nobody wants gradients."""
+    """Whether the kernels take tensors of these types, and neither gradients nor a graph are wanted.
+
+    torch.compile fuses the reference itself, with what is around it.
+    """
+    if torch.compiler.is_compiling():
+        return False
     return all(x.dtype in DTYPES for x in tensors) and not needs_grad(*tensors)
 
 
