@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.bench.machine import Json
     from paceline.bench.steps import Measured, Settings
     from paceline.core.config import EngineConfig, ModelConfig
+    from paceline.models import LoadedModel
 
 SCHEMA = "paceline-steps/1"
 _STAGES = ("propose", "select", "verify", "walk", "commit", "observe")
@@ -145,6 +147,23 @@ def record(
         },
         "notes": list(notes),
         "rows": [_row(line) for line in rows],
+    }
+
+
+def shape(loaded: LoadedModel, *, random_weights: bool) -> dict[str, Json]:
+    """Which target: its name and its sizes. Where it lies is nobody's business but its owner's."""
+    config = loaded.config
+    return {
+        "name": Path(loaded.files.name).name,
+        "random_weights": random_weights,
+        "architecture": config.architecture,
+        "num_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_heads": config.num_heads,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
     }
 
 

@@ -17,7 +17,6 @@ from paceline.core.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from paceline.bench.machine import Json
     from paceline.bench.step_cases import Case, Spec
     from paceline.bench.steps import Bench, Measured, Settings
     from paceline.cost.hardware import Hardware
@@ -194,7 +193,7 @@ def steps(
         settings,
         replace(bench.config, model=model),
         hardware,
-        model=_shape(bench, random_weights=random_weights),
+        model=step_report.shape(bench.loaded, random_weights=random_weights),
         command=command_line(),
         notes=[*bench.loaded.notes, *warnings],
     )
@@ -228,22 +227,6 @@ def _ceilings(device: torch.device, dtype: torch.dtype, *, anew: bool) -> Hardwa
 
     known = None if anew else preset(device)
     return measure(device, dtype) if known is None else known
-
-
-def _shape(bench: Bench, *, random_weights: bool) -> dict[str, Json]:
-    config = bench.loaded.config
-    return {
-        "name": Path(bench.loaded.files.name).name,
-        "random_weights": random_weights,
-        "architecture": config.architecture,
-        "num_layers": config.num_layers,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_heads": config.num_heads,
-        "num_kv_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocab_size,
-    }
 
 
 def _model(name: str, *, random_weights: bool) -> str:
