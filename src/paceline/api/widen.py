@@ -35,6 +35,7 @@ class PlannedWidening:
 
     parts: Sequence[widen_files.Part]  # the target, then drafters
     record: Mapping[str, object]  # sizes, bytes, zeros: JSON's types
+    seed: int  # of random numbers
 
     def write(self, out: Path, *, shard_bytes: int, progress: widen_files.Progress) -> None:
         """Write a folder for each network, one tensor at a time; `out` appears whole or not at all.
@@ -54,7 +55,7 @@ class PlannedWidening:
                 out,
                 self.parts,
                 self.record,
-                seed=int(str(self.record["seed"])),
+                seed=self.seed,
                 shard_bytes=shard_bytes,
                 progress=progress,
             )
@@ -98,7 +99,7 @@ def plan_widening(
     found = [drafter_part(folder, plan, kind) for folder in _folders(drafters, files, sha256)]
     name = Path(files.name).name
     record = facts(plan, target, found, model=name, sha256=sha256, dtype=kind, seed=seed)
-    return PlannedWidening(parts=(target, *found), record=record)
+    return PlannedWidening(parts=(target, *found), record=record, seed=seed)
 
 
 def _folders(asked: Sequence[str], files: ModelFiles, sha256: str) -> list[Path]:

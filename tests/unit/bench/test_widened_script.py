@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -34,6 +35,7 @@ def compared(wide: Path, small: Path, *more: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_it_says_what_is_equal_and_where_answers_part(tmp_path: Path) -> None:
     """Equal answers and accept lengths are counted, and a target that is another one is found out."""
     small = tiny.write_tiny(tmp_path / "small", "llama", seed=2, num_hidden_layers=7)
