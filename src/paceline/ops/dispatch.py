@@ -57,6 +57,22 @@ _BY_ROWS = "torch, rows in numbers that agree"
 _ROWS = Line(name=_BY_ROWS, target="paceline.ops.cpu.dense:linear", devices=("cpu",))
 _ROWS_F32 = Line(name=_BY_ROWS, target="paceline.ops.cpu.dense:linear_f32", devices=("cpu",))
 
+# What a pick takes are a step's nodes and the rows' options, so its implementations lie there.
+_PICK = (
+    Line(
+        name="torch, position by position",
+        target="paceline.sample.sampler:choose_host",
+        devices=("cpu",),
+    ),
+    Line(
+        name="triton",
+        target="paceline.sample.device:choose_by_kernels",
+        devices=("cuda",),
+        refuses="paceline.ops.triton.refusal:refusal",
+    ),
+    Line(name="torch", target="paceline.sample.sampler:choose"),
+)
+
 # `pack_dense` and `pack_groups` choose a matrix's layout, and with it the product; `linear` and
 # `linear_f32` are for matrices that were not packed.
 OPS: dict[str, tuple[Line, ...]] = {
@@ -65,7 +81,12 @@ OPS: dict[str, tuple[Line, ...]] = {
         for op in ("rms_norm", "add_rms_norm", "rope", "silu_mul", "kv_write")
     },
     "rope_write": (_triton("fused:rope_write"), _reference("fused:rope_write")),
-    "peaks": (_native("peaks:peaks", "peaks:refusal"), _reference("peaks:peaks")),
+    "peaks": (
+        _native("peaks:peaks", "peaks:refusal"),
+        _triton("peaks:peaks"),
+        _reference("peaks:peaks"),
+    ),
+    "pick": _PICK,
     "select": (_triton("tree:select"), _reference("tree:select")),
     **{
         op: (_triton(f"{place}:{op}"), _reference(f"verify:{op}"))

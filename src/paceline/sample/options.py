@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.core.errors import RequestError
 from paceline.core.request import SamplingParams
 from paceline.core.sampling_rules import MAX_DEVICE_STOP_IDS
-from paceline.ops.staged import StagedTable
+from paceline.ops.staged import StagedTable, sent
 from paceline.sample.noise import noise_key
 from paceline.sample.slots import OptionSlots, ids_tensor
 
@@ -33,8 +33,11 @@ PENALTY: Final = 16
 MIN_P: Final = 32
 TOP_K: Final = 64
 TOP_P: Final = 128
+FAR_STOPS: Final = 256  # with MIN_TOKENS: more stop ids than the device's columns hold
 FILTERS: Final = MIN_P | TOP_K | TOP_P
-EDITS: Final = MASK | MIN_TOKENS | BIAS | PENALTY  # these change logits before the temperature
+EDITS: Final = (
+    MASK | MIN_TOKENS | FAR_STOPS | BIAS | PENALTY
+)  # these change logits before the temperature
 PROCESSING: Final = NOISE | EDITS  # without any of these the target's token is a plain argmax
 
 _COLDEST: Final = 1e-5  # dividing by less overflows float32; from here on sampling is greedy anyway
@@ -101,6 +104,7 @@ class SamplingTable:
         self._neutral = RowOptions(top_k=vocab_size, slot=num_option_slots)
         self._host = [self._neutral] * (num_rows + 1)
         self._bans: dict[int, list[Tensor]] = {}
+        self._far_stops: Tensor | None = None
         for row in range(num_rows + 1):
             self._write(row, self._neutral, SamplingParams(temperature=0.0), ())
         self.apply()
@@ -160,6 +164,8 @@ class SamplingTable:
         stops = [i for i in dict.fromkeys(stop_ids) if 0 <= i < 1 << 63]
         near, far = stops[:MAX_DEVICE_STOP_IDS], stops[MAX_DEVICE_STOP_IDS:]
         flags = _flags(params, has_stops=bool(stops))
+        if flags & MIN_TOKENS and far:
+            flags |= FAR_STOPS
         slot = self.slots.num_slots
         if self.needs_slot(params):
             assert self.slots.num_free > 0, "has_slot was not asked before assign"
@@ -184,6 +190,8 @@ class SamplingTable:
         if flags & MIN_TOKENS:
             parts = (near, far) if far else (near,)
             self._bans[row] = [ids_tensor(p, self.vocab_size, self.device) for p in parts]
+        if flags & FAR_STOPS:
+            self._write_far_stops(row, self._bans[row][1])
         self._set_live(row, alive=True)
 
     def release(self, row: int) -> None:
@@ -191,6 +199,8 @@ class SamplingTable:
         held = self._host[row].slot
         if held < self.slots.num_slots:
             self.slots.give_back(held)
+        if self._host[row].flags & FAR_STOPS:
+            self._write_far_stops(row, self._bans[row][1][:0])
         if self._host[row] is not self._neutral:
             self._write(row, self._neutral, SamplingParams(temperature=0.0), ())
         self.host_stop_ids.pop(row, None)
@@ -203,9 +213,8 @@ class SamplingTable:
             table.apply()
         if self._alive:
             rows = torch.tensor(list(self._alive))
-            self.live[rows.to(self.device)] = torch.tensor(list(self._alive.values())).to(
-                self.device
-            )
+            alive = torch.tensor(list(self._alive.values()))
+            self.live[sent(rows, self.device)] = sent(alive, self.device)
             self._alive.clear()
 
     # -- inside a step ------------------------------------------------------------------------
@@ -242,6 +251,15 @@ class SamplingTable:
         Empty where min_tokens is not in play.
         """
         return self._bans.get(row, [])
+
+    def far_stops(self, rows: Tensor) -> Tensor:
+        """Stop ids beyond the device's columns, as bits, lowest first: [m] int64 -> [m, V / 32] int32.
+
+        For steps with `FAR_STOPS` in play. They are rare, so memory for them is only taken when the
+        first row has any; from then on it stays where it is, as captured graphs read it.
+        """
+        assert self._far_stops is not None, "a row with FAR_STOPS was assigned"
+        return self._far_stops[rows]
 
     def ends(self, rows: Tensor, tokens: Tensor, known: Tensor) -> Tensor:
         """Whether emitting `tokens` ends their rows: a stop id, or the limit.
@@ -291,6 +309,16 @@ class SamplingTable:
         )
         for table in (self._floats, self._ints, self._stops):
             table.touch(row)
+
+    def _write_far_stops(self, row: int, token_ids: Tensor) -> None:
+        if self._far_stops is None:
+            shape = (self.num_rows + 1, -(-self.vocab_size // 32))
+            self._far_stops = torch.zeros(shape, dtype=torch.int32, device=self.device)
+        bits = torch.zeros(self._far_stops.shape[1] * 32, dtype=torch.int64, device=self.device)
+        bits[token_ids] = 1
+        places = torch.arange(32, dtype=torch.int64, device=self.device)
+        # The sum of 32 bits is below 2**32; as int32 it keeps them all.
+        self._far_stops[row] = (bits.view(-1, 32) << places).sum(1).to(torch.int32)
 
     def _set_live(self, row: int, *, alive: bool) -> None:
         """The device clears this column itself, so it has no mirror: what is new is kept apart."""

@@ -19,8 +19,6 @@ from paceline.ops.reference import sampling as ops
 from paceline.sample import options as opt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from paceline.sample.options import SamplingTable
 
 
@@ -32,7 +30,6 @@ def edit(
     allowed: Tensor | None,
     table: SamplingTable,
     flags: int,
-    host_rows: Iterable[int],
 ) -> Tensor:
     """Masks, min_tokens, bias and penalties: what comes before the temperature.
 
@@ -44,7 +41,6 @@ def edit(
         allowed: [m, ceil(V / 32)] int32 grammar bits, or None.
         table: the rows' options.
         flags: options in play.
-        host_rows: the distinct rows.
 
     Returns:
         [m, V], the same tensor where nothing applied.
@@ -58,9 +54,8 @@ def edit(
     if flags & opt.MIN_TOKENS:
         early = num_output < table.min_tokens[rows]
         logits = ops.ban(logits, table.stop_ids[rows], early)
-        for row in host_rows:
-            for ids in table.bans(row)[1:]:
-                logits = ops.ban(logits, ids.expand(len(rows), -1), early & (rows == row))
+        if flags & opt.FAR_STOPS:  # rows without any have no bits there
+            logits = ops.ban_bits(logits, table.far_stops(rows), early)
     if flags & opt.BIAS:
         logits = ops.add_bias(logits, slots.bias_ids[slot], slots.bias_values[slot])
     if flags & opt.PENALTY:

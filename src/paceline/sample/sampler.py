@@ -7,7 +7,8 @@ noise is absent. Ties go to the lowest id.
 
 On a CPU every position is picked by itself on the host's side of things (`rowwise`): the options of
 its own row only, noise only for tokens that survive the filters. Elsewhere a chunk is one sequence
-of device operations with no read of a device value.
+of device operations with no read of a device value: kernels of our own where they run (`device`), else
+`choose`, which is the definition of all of them.
 
 Letters: M positions, H hidden size, V vocabulary, A path length, K top log-probabilities.
 """
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.tree import NOT_FINITE
+from paceline.ops.dispatch import implementation
 from paceline.ops.reference import sampling as ops
 from paceline.sample import options as opt
 from paceline.sample.noise import gumbel, hash_tokens, noise_words_of
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 Head = Callable[[Tensor], Tensor]  # hidden [m, H] -> logits [m, V] float32 or wider
 
 CHUNK = 128
+_LOGIT_BYTES = 256 << 20  # of a chunk whose logits are all that is as wide as the vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,18 +79,36 @@ def pick(hidden: Tensor, head: Head, nodes: PickNodes, table: SamplingTable) -> 
         nodes: where and under which conditions.
         table: the rows' options.
     """
-    return pick_by(choose_host if hidden.is_cpu else choose, hidden, head, nodes, table)
+    if hidden.is_cpu:
+        return pick_by(choose_host, hidden, head, nodes, table)
+    return pick_on_device(hidden, head, nodes, table)
+
+
+def pick_on_device(hidden: Tensor, head: Head, nodes: PickNodes, table: SamplingTable) -> Picks:
+    """`pick` with device operations only, no read of a device value; arguments as there."""
+    if hidden.is_cpu:
+        return pick_by(choose, hidden, head, nodes, table)
+    chooser: Chooser = implementation("pick", hidden.device.type, hidden.dtype)
+    if chooser is choose:
+        return pick_by(choose, hidden, head, nodes, table)
+    chunk = max(_LOGIT_BYTES // (4 * table.vocab_size), CHUNK)
+    return pick_by(chooser, hidden, head, nodes, table, chunk)
 
 
 def pick_by(
-    chooser: Chooser, hidden: Tensor, head: Head, nodes: PickNodes, table: SamplingTable
+    chooser: Chooser,
+    hidden: Tensor,
+    head: Head,
+    nodes: PickNodes,
+    table: SamplingTable,
+    chunk: int = CHUNK,
 ) -> Picks:
-    """`pick` with a given way to choose from logits; arguments as there."""
+    """`pick` with a given way to choose from logits, of `chunk` positions; arguments as there."""
     parts = []
-    for start in range(0, hidden.shape[0], CHUNK):
-        stop = start + CHUNK
+    for start in range(0, hidden.shape[0], chunk):
+        stop = start + chunk
         logits = head(hidden[start:stop]).detach()
-        part = nodes if hidden.shape[0] <= CHUNK else _slice(nodes, start, stop)
+        part = nodes if hidden.shape[0] <= chunk else _slice(nodes, start, stop)
         parts.append(chooser(logits, part, table))
     if len(parts) == 1:
         return parts[0]
@@ -114,7 +135,6 @@ def choose(logits: Tensor, nodes: PickNodes, table: SamplingTable) -> Picks:
             nodes.allowed,
             table,
             flags,
-            nodes.host_rows,
         )
     if flags & opt.NOISE:
         temperature = table.temperature[nodes.rows]

@@ -120,7 +120,6 @@ def processed(logits: Tensor, nodes: PickNodes, table: SamplingTable) -> Tensor:
         nodes.allowed,
         table,
         flags,
-        nodes.host_rows,
     )
     work = temper(work, table.temperature[nodes.rows])
     return filter_tokens(work, nodes.rows, table, flags)
@@ -239,6 +238,43 @@ def test_min_tokens_never_leaves_nothing() -> None:
         )
         assert choose(logits, nodes, table).tokens.tolist() == [want]
         assert choose_host(logits, nodes, table).tokens.tolist() == [want]
+
+
+def test_bans_of_many_stop_ids_end_with_their_row() -> None:
+    """Stop ids beyond the device's columns are bits of a row: the next request must not inherit them."""
+    size = 100
+    table = SamplingTable(3, size, "cpu", 0)
+    nodes = PickNodes(
+        rows=torch.tensor([0, 1, 2]),
+        positions=torch.tensor([1, 1, 1]),
+        num_output=torch.tensor([0, 0, 4]),
+        path_tokens=torch.empty(3, 0, dtype=torch.int64),
+        allowed=None,
+        host_rows=[0, 1, 2],
+    )
+    early = SamplingParams(temperature=0.0, min_tokens=3)
+
+    def picked(stops: list[range]) -> list[list[int]]:
+        for row, ids in enumerate(stops):
+            table.assign(
+                row,
+                early,
+                seed=0,
+                sample_index=0,
+                prompt_ids=[0],
+                output_ids=[],
+                stop_ids=ids,
+                limit=99,
+            )
+        logits = torch.arange(size, dtype=torch.float32).repeat(3, 1)
+        return [way(logits, nodes, table).tokens.tolist() for way in (choose, choose_host)]
+
+    # The third row has emitted enough; ids beyond the vocabulary are no tokens.
+    assert picked([range(60, 300), range(99, 100), range(60, 300)]) == [[59, 98, 99]] * 2
+    assert table.in_play([0]) == opt.MIN_TOKENS | opt.FAR_STOPS
+    assert picked([range(99, 100), range(30, 100), range(5)]) == [[98, 29, 99]] * 2
+    assert picked([range(98, 100)] * 3) == [[97, 97, 99]] * 2
+    assert table.in_play([0, 1, 2]) == opt.MIN_TOKENS
 
 
 def test_neutral_options_change_no_bit() -> None:

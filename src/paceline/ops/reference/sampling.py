@@ -36,7 +36,22 @@ def ban(logits: Tensor, token_ids: Tensor, rows: Tensor) -> Tensor:
     use = rows.unsqueeze(1) & (token_ids >= 0) & (token_ids < size)
     banned = torch.zeros(logits.shape[0], size + 1, dtype=torch.bool, device=logits.device)
     banned.scatter_(1, torch.where(use, token_ids, size), value=True)
-    cut = logits.masked_fill(banned[:, :size], NEG_INF)
+    return _unless_nothing(logits, banned[:, :size])
+
+
+def ban_bits(logits: Tensor, words: Tensor, rows: Tensor) -> Tensor:
+    """`ban` for tokens named by bits.
+
+    Args:
+        logits: [m, V].
+        words: [m, ceil(V / 32)] int32, lowest bit first.
+        rows: [m] bool, the rows that are touched.
+    """
+    return _unless_nothing(logits, unpack_bits(words, logits.shape[1]) & rows.unsqueeze(1))
+
+
+def _unless_nothing(logits: Tensor, banned: Tensor) -> Tensor:
+    cut = logits.masked_fill(banned, NEG_INF)
     return torch.where((cut.amax(1, keepdim=True) > NEG_INF), cut, logits)
 
 

@@ -1,0 +1,71 @@
+"""The pick's and the peaks' kernels: in Triton's interpreter, and what the host decides."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.ops.dispatch import explain
+
+ROOT = Path(__file__).resolve().parents[3]
+needs_triton = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
+
+
+@pytest.mark.slow
+@needs_triton
+def test_the_kernels_in_the_interpreter() -> None:
+    """They pick what `sample.sampler.choose` defines, as far as a CPU can tell."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "tests/interpreted/triton_pick.py",
+        ],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert re.search(r"\d+ passed", done.stdout)
+    assert "skipped" not in done.stdout
+
+
+@needs_triton
+@pytest.mark.parametrize("size", [1, 97, 49_152, 152_064, 1_000_003])
+def test_parts_fill_the_device_and_cover_the_vocabulary(size: int) -> None:
+    """One row must be read by every multiprocessor; many rows need no parts to be joined."""
+    from paceline.ops.triton.pick import tiling_for
+
+    for rows in (1, 8, 64, 441, 1024):
+        tiling = tiling_for(rows, size, 132)
+        assert tiling.part % tiling.block == 0
+        assert tiling.block % 64 == 0
+        parts = -(-size // tiling.part)
+        assert parts <= max(8 * 132 // rows, 1)
+        if rows == 1 and size > 132 * 1024:
+            assert parts >= 132
+
+
+def test_what_doctor_says() -> None:
+    """A GPU gets the kernels, float64 the definition, a CPU its own way."""
+    for op in ("pick", "peaks"):
+        gpu = {c.name: c for c in explain(op, "cuda", torch.float32)}
+        assert gpu["triton"].chosen == (importlib.util.find_spec("triton") is not None)
+        assert not {c.name: c for c in explain(op, "cpu", torch.float32)}["triton"].chosen
+        wide = {c.name: c for c in explain(op, "cuda", torch.float64)}
+        assert wide["torch"].chosen
+        assert "not for float64" in (wide["triton"].reason or "")
+    assert explain("pick", "cpu", torch.float32)[0].chosen
