@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from paceline import ops
+from paceline.ops.reference.candidates import sharpness
 from paceline.ops.reference.peaks import BLOCK as _BLOCK
 
 CHUNK = 128  # positions whose logits exist at the same time
@@ -46,6 +47,8 @@ _LEAST, _MOST = math.log(0.1), math.log(10.0)  # log sharpness stays between the
 _KEPT = 0.998  # of what was learned, per judged token
 _PRIOR = 20.0  # judged tokens of information that the starting value is worth
 _OFF_SPINE = 0.5  # of the sharpness on the spine, to begin with
+
+_NO_ID = 1 << 62  # above every token
 
 Gains: TypeAlias = Callable[[int, "Tensor | None", Tensor], Tensor]
 
@@ -89,29 +92,43 @@ class Calibration:
         self._claimed = torch.full_like(self._log, _PRIOR)  # how many should have been
 
     def at(self, position: int) -> Calibration:
-        """A look at one position alone, P = 1; not to be learned with, and stale after `learn`."""
+        """A look at one position alone, P = 1: the same memory."""
         view = copy(self)
         for name in ("_log", "_information", "_held", "_claimed"):
             setattr(view, name, getattr(self, name)[:, position : position + 1])
         return view
 
     def sharpness(self, temperature: Tensor) -> Tensor:
-        """Sharpness [B, 2, P] for rows of these temperatures [B].
-
-        Errors of the drafter's logits grow as they are divided by the temperature; the noise does not.
-        """
-        sampled = temperature > 0
-        scale = torch.where(sampled, temperature, 1.0).to(self._log.dtype)
-        kinds = self._log.view(2, 2, -1)[sampled.long()]
-        return kinds.exp() * scale.view(-1, 1, 1)
+        """Sharpness [B, 2, P] for rows of these temperatures [B]."""
+        return sharpness(self._log, temperature)
 
     def reach(self, temperature: Tensor) -> Tensor:
         """Log factor [B, 2, P] on the candidates' share of q."""
-        factor = (self._held / self._claimed).log()
-        return factor.view(2, 2, -1)[(temperature > 0).long()]
+        return self._reach().view(2, 2, -1)[(temperature > 0).long()]
+
+    def weigh(
+        self,
+        top: Tensor,
+        ids: Tensor,
+        mass: Tensor,
+        noise: Tensor | None,
+        temperature: Tensor,
+    ) -> Candidates:
+        """Candidates of each position's largest log-probabilities, perturbed by `noise`.
+
+        Args:
+            top: [B, P, C] log-probabilities up to a constant, tempered.
+            ids: [B, P, C] int64.
+            mass: [B, P] `logsumexp` over the vocabulary.
+            noise: [B, P, C], or None for nothing.
+            temperature: [B].
+        """
+        given = top, ids, mass, noise, temperature
+        ids, scores, share, weights, off = ops.rank_candidates(*given, self._log, self._reach())
+        return Candidates(ids=ids, scores=scores, share=share, weights=weights, off_spine=off)
 
     def learn(self, found: Candidates, temperature: Tensor, emitted: Tensor) -> None:
-        """One step of stochastic Newton on the likelihood of the emitted tokens, in log sharpness.
+        """Learn from what was emitted, in place: a captured step keeps the memory that it saw.
 
         Args:
             found: what was proposed from.
@@ -119,33 +136,12 @@ class Calibration:
             emitted: [B, P] int64 tokens that the target emitted at these positions; -1: none, which
                 teaches nothing. A token that was no candidate teaches about `reach` alone.
         """
-        off = (emitted != found.ids[:, :, 0]).cumsum(1).roll(1, 1) > 0  # [B, P]
-        off[:, 0] = False
-        sharp = self.sharpness(temperature)
-        sharp = torch.where(off, sharp[:, 1], sharp[:, 0]).unsqueeze(2)
-        x = found.scores.to(sharp.dtype) * sharp
-        part = x.softmax(-1)
-        mean = (part * x).sum(-1)
-        hit = found.ids == emitted.unsqueeze(2)
-        judged, held = emitted >= 0, hit.any(-1)
-        gradient = (x * hit).sum(-1) - mean  # d log-likelihood / d log sharpness
-        variance = (part * x.square()).sum(-1) - mean.square()
-        at = 2 * (temperature > 0).long().unsqueeze(1) + off
-        gradient, gained, seen, count, claimed = (
-            torch.zeros_like(self._log).scatter_add(0, at, torch.where(mask, value, 0.0))
-            for mask, value in (
-                (held, gradient.nan_to_num(0.0)),
-                (held, variance.nan_to_num(0.0)),
-                (held, torch.ones_like(mean)),
-                (judged, torch.ones_like(mean)),
-                (judged, found.share.to(mean.dtype).exp().nan_to_num(0.0)),
-            )
-        )
-        kept = _KEPT**count
-        self._information = self._information * kept + gained
-        self._log = (self._log + gradient / self._information).clamp(_LEAST, _MOST)
-        self._held = self._held * kept + seen
-        self._claimed = self._claimed * kept + claimed
+        tables = self._log, self._information, self._held, self._claimed
+        given = found.ids, found.scores, found.share, temperature, emitted
+        ops.learn(*given, tables, _KEPT, (_LEAST, _MOST))
+
+    def _reach(self) -> Tensor:
+        return (self._held / self._claimed).log()
 
 
 def rank(
@@ -176,30 +172,24 @@ def rank(
     heat = torch.where(temperature > 0, temperature, 1.0).to(logits.dtype)
     y = logits if noise is None else logits / heat.view(-1, 1, 1)
     top, ids, mass = _largest(y, count)
-    share = (top.logsumexp(-1) - mass).clamp(max=0.0)
-    ids, order = ids.sort(dim=-1)  # so that equal scores stand in the order of their ids
-    scores = top.gather(-1, order)
-    if noise is not None:
-        scores = scores + noise(ids).to(y.dtype)
+    perturbs = None if noise is None else noise(ids)
     if gains is not None:
-        before: Tensor | None = None
-        for position in range(scores.shape[1]):
-            mine = ids[:, position]
-            gained = gains(position, before, mine).to(y.dtype) / heat.unsqueeze(1)
-            scores[:, position] += gained
-            before = mine.gather(1, scores[:, position].argmax(1, keepdim=True)).squeeze(1)
-    scores, order = scores.sort(dim=-1, descending=True, stable=True)
-    sharpness = calibration.sharpness(temperature).to(y.dtype)
-    held = (share.unsqueeze(1) + calibration.reach(temperature)).clamp(max=0.0)
-    weights = (scores.unsqueeze(1) * sharpness.unsqueeze(3)).log_softmax(-1) + held.unsqueeze(3)
-    weights = weights.to(torch.float32)
-    return Candidates(
-        ids=ids.gather(-1, order),
-        scores=scores,
-        share=share,
-        weights=weights[:, 0],
-        off_spine=weights[:, 1],
-    )
+        perturbs = _followed(top, ids, perturbs, heat, gains)
+    return calibration.weigh(top, ids, mass, perturbs, temperature)
+
+
+def _followed(top: Tensor, ids: Tensor, noise: Tensor | None, heat: Tensor, gains: Gains) -> Tensor:
+    """Noise [B, P, C] and, from left to right, what candidates gain by the best one before them."""
+    added = torch.zeros_like(top) if noise is None else noise.to(top.dtype)
+    before: Tensor | None = None
+    for position in range(top.shape[1]):
+        mine = ids[:, position]
+        added[:, position] += gains(position, before, mine).to(top.dtype) / heat.unsqueeze(1)
+        scores = top[:, position] + added[:, position]
+        # The lowest id of the best ones; of all, where none is a number.
+        best = ~(scores < scores.amax(1, keepdim=True))
+        before = torch.where(best, mine, _NO_ID).amin(1)
+    return added
 
 
 def _largest(y: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,12 +8,9 @@ One thing is added: a candidate survives less often after a path that has left t
 candidate of every position), so there its weight is another (`candidates.py`). With equal weights this
 is the published tree.
 
-`best_first` finds the tree level by level: of depth d at most `budget` prefixes can be among the best,
-and each extends one of those of depth d - 1. Off the spine, the i-th best prefix of a depth, extended by
-the r-th candidate, has at least (i + 1)(r + 1) - 1 others before it, so only pairs within the budget are
-looked at. All rows at once, a fixed number of tensor operations, no work per node. On a CPU, where a
-hundred small tensor operations cost more than a thousand of Python's, `best_first_host` is the heap; the
-trees are equal.
+`best_first` grows the tree on the device: a kernel on a GPU, else level by level (`ops.best_first`). On a
+CPU, where a hundred small tensor operations cost more than a thousand of Python's, `best_first_host` is the
+heap; the trees are equal.
 
 At temperature 0 candidates are ranked by q, as published. At others by q and the target's own noise,
 with survivals from the gaps (`candidates.py`): two children of a node then match the target more often
@@ -22,25 +19,22 @@ than any one-child rule that lacks the noise.
 Order and ties: survival, then the shallower, then children of the spine, then the one whose parent
 comes first, then rank.
 
-Letters: B rows, P positions, C candidates, N nodes, W mask words, n pairs.
+Letters: B rows, P positions, C candidates, N nodes.
 """
 
 from __future__ import annotations
 
-import functools
 import heapq
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from paceline import ops
 from paceline.core.errors import ConfigError
-from paceline.core.tree import NEG_INF, DraftTree, Proposal, from_proposals
-from paceline.draft.best_nodes import best_nodes
+from paceline.core.tree import DraftTree, Proposal, from_proposals
 from paceline.draft.dflash import SOURCE, DFlashBlock, load_net
+from paceline.ops.reference.growth import sane
 
 if TYPE_CHECKING:
     from paceline.core.config import DraftConfig
@@ -91,15 +85,6 @@ class DDTreeDrafter:
         return build(self._block.roots(rows), found, self._budget)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Level:
-    """Prefixes of one length, best first; n of them. The root is the prefix of length 0."""
-
-    tokens: Tensor  # [B, n] int64, the last of each prefix
-    scores: Tensor  # [B, n] log survival
-    paths: Tensor  # [B, n, length + 1] place among all levels' prefixes of each prefix of it
-
-
 def best_first(
     roots: Tensor, found: Candidates, budget: int, *, topk_cap: int | None = None
 ) -> DraftTree:
@@ -115,67 +100,8 @@ def best_first(
         N = 1 + budget nodes, or 1 + all prefixes if those are fewer. A prefix that cannot survive
         (-inf or NaN) is padding.
     """
-    levels = _levels(roots, found, budget, topk_cap or found.ids.shape[2])
-    longest, total = found.ids.shape[1] + 1, sum(level.scores.shape[1] for level in levels)
-    lacking = [(longest - level.paths.shape[2], 0) for level in levels]
-    return best_nodes(
-        torch.cat([level.tokens for level in levels], dim=1),
-        torch.cat([level.scores for level in levels], dim=1),
-        torch.cat(
-            [pad(v.paths, short, value=total) for v, short in zip(levels, lacking, strict=True)],
-            dim=1,
-        ),
-        budget,
-        SOURCE,
-    )
-
-
-def _levels(roots: Tensor, found: Candidates, budget: int, topk_cap: int) -> list[_Level]:
-    """The root; then for each position the spine's prefix, and the best others that end there."""
-    on, off = _sane(found.weights), _sane(found.off_spine)
-    rows, positions, count = on.shape
-    width, device = min(count, topk_cap), roots.device
-    place = torch.zeros(rows, 1, 1, dtype=torch.int64, device=device)
-    spine = _Level(tokens=roots.view(-1, 1), scores=on.new_zeros(rows, 1), paths=place)
-    others = _Level(tokens=place[:, :0, 0], scores=on.new_zeros(rows, 0), paths=place[:, :0])
-    levels, first = [spine], 1  # `first`: place of the level's first prefix
-    for position in range(positions):
-        parents, ranks = _pairs(others.scores.shape[1], width, budget, device)
-        # Children of the spine, then of the others, in the order that decides between equals.
-        beside = torch.arange(1, min(width, budget + 1), device=device)
-        scores = torch.cat(
-            (
-                spine.scores + on[:, position, beside],
-                others.scores[:, parents] + off[:, position, ranks],
-            ),
-            dim=1,
-        )
-        scores, order = scores.sort(dim=1, descending=True, stable=True)
-        scores, order = scores[:, :budget], order[:, :budget]
-        above = torch.cat((spine.paths, others.paths), dim=1)
-        parents = torch.cat((torch.zeros_like(beside), parents + 1))[order]
-        ranks = torch.cat((beside, ranks))[order]
-        size = order.shape[1]
-        own = torch.arange(first, first + size + 1, device=device).expand(rows, -1).unsqueeze(2)
-        spine = _Level(
-            tokens=found.ids[:, position, :1],
-            scores=spine.scores + on[:, position, :1],
-            paths=torch.cat((spine.paths, own[:, :1]), dim=2),
-        )
-        others = _Level(
-            tokens=found.ids[:, position].gather(1, ranks),
-            scores=scores,
-            paths=torch.cat(
-                (
-                    above.gather(1, parents.unsqueeze(2).expand(-1, -1, position + 1)),
-                    own[:, 1:],
-                ),
-                dim=2,
-            ),
-        )
-        levels += [spine, others]
-        first += size + 1
-    return levels
+    width = topk_cap or found.ids.shape[2]
+    return ops.best_first(roots, found.ids, found.weights, found.off_spine, budget, width, SOURCE)
 
 
 def best_first_host(
@@ -183,7 +109,7 @@ def best_first_host(
 ) -> DraftTree:
     """`best_first` with a heap per row, as published; for a CPU. Arguments as there."""
     width = min(topk_cap or budget, budget)
-    on, off = (_sane(w[:, :, :width]).tolist() for w in (found.weights, found.off_spine))
+    on, off = (sane(w[:, :, :width]).tolist() for w in (found.weights, found.off_spine))
     ids = found.ids[:, :, :width].tolist()
     rows = range(len(ids))
     proposals = [_heap(on[b], off[b], ids[b], budget) for b in rows]
@@ -217,16 +143,3 @@ def _heap(
             child = scores[own] + (off if strays else on)[depth + 1][0]
             heapq.heappush(heap, (-child, depth + 1, strays, own, 0, scores[own]))
     return Proposal(tokens=tokens, parents=parents, scores=scores, sources=[SOURCE] * len(tokens))
-
-
-def _sane(weights: Tensor) -> Tensor:
-    """Log survivals of at most 0 in float64, in which sums of both builders are the same."""
-    return weights.double().nan_to_num(nan=NEG_INF, neginf=NEG_INF).clamp(max=0.0)
-
-
-@functools.lru_cache(maxsize=64)
-def _pairs(known: int, count: int, budget: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which (prefix, candidate) pairs can be among the best `budget`: two lists [n]."""
-    both = [(i, r) for i in range(known) for r in range(count) if (i + 1) * (r + 1) <= budget]
-    pairs = torch.tensor(both, dtype=torch.int64, device=device).view(-1, 2)
-    return pairs[:, 0], pairs[:, 1]

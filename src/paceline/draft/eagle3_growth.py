@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.tree import NEG_INF, DraftTree, num_words
-from paceline.draft.best_nodes import best_nodes
 from paceline.draft.candidates import Candidates
+from paceline.ops.reference.growth import best_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

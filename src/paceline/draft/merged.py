@@ -36,7 +36,8 @@ from paceline import draft
 from paceline.core.errors import ConfigError
 from paceline.core.tree import NEG_INF, DraftTree, Proposal, from_proposals, num_words
 from paceline.draft.base import DrafterSpec
-from paceline.draft.best_nodes import best_nodes, best_of
+from paceline.draft.best_nodes import best_of
+from paceline.ops.reference.growth import best_nodes
 
 if TYPE_CHECKING:
     from paceline.core.config import DraftConfig

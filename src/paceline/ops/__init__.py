@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from paceline.ops import calls
 from paceline.ops.dispatch import implementation
+from paceline.ops.drafts import best_first, learn, rank_candidates
 from paceline.ops.packed import Groups, PackedWeight, pack, quantize
 from paceline.ops.verify import (
     advance,
@@ -33,10 +34,12 @@ __all__ = [
     "PackedWeight",
     "add_rms_norm",
     "advance",
+    "best_first",
     "compact",
     "embedding",
     "judge",
     "kv_write",
+    "learn",
     "linear",
     "linear_f32",
     "move_paths",
@@ -44,6 +47,7 @@ __all__ = [
     "peaks",
     "pick_places",
     "quantize",
+    "rank_candidates",
     "rms_norm",
     "rope",
     "rope_write",

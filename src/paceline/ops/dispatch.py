@@ -88,6 +88,11 @@ OPS: dict[str, tuple[Line, ...]] = {
     ),
     "pick": _PICK,
     "select": (_triton("tree:select"), _reference("tree:select")),
+    "best_first": (_triton("growth:best_first"), _reference("growth:best_first")),
+    **{
+        op: (_triton(f"candidates:{op}"), _reference(f"candidates:{op}"))
+        for op in ("rank_candidates", "learn")
+    },
     **{
         op: (_triton(f"{place}:{op}"), _reference(f"verify:{op}"))
         for place, names in (

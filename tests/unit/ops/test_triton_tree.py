@@ -1,4 +1,4 @@
-"""Kernels of a verify step's bookkeeping on a CPU: in Triton's interpreter, in a process of their own."""
+"""Kernels of a step's bookkeeping, trees and candidates on a CPU: in Triton's interpreter, in a process of their own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,24 @@ import torch
 from paceline.ops.dispatch import explain
 
 ROOT = Path(__file__).resolve().parents[3]
-OPS = ("select", "verify_inputs", "pick_places", "judge", "move_paths", "advance", "compact")
+OPS = (
+    "best_first",
+    "rank_candidates",
+    "learn",
+    "select",
+    "verify_inputs",
+    "pick_places",
+    "judge",
+    "move_paths",
+    "advance",
+    "compact",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
-def test_the_kernels_in_the_interpreter() -> None:
+@pytest.mark.parametrize("grid", ["triton_tree", "triton_drafts"])
+def test_the_kernels_in_the_interpreter(grid: str) -> None:
     """They compute what `ops/reference` defines, as far as a CPU can tell."""
     done = subprocess.run(
         [
@@ -29,7 +41,7 @@ def test_the_kernels_in_the_interpreter() -> None:
             "-q",
             "-p",
             "no:cacheprovider",
-            "tests/interpreted/triton_tree.py",
+            f"tests/interpreted/{grid}.py",
         ],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},

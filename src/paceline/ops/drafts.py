@@ -1,0 +1,62 @@
+"""Operators of drafter networks on candidates and trees, dispatched on their device; part of `paceline.ops`.
+
+What they compute is said in `ops/reference/candidates.py` and `ops/reference/growth.py`: arguments and
+results are those of the functions of the same name there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline.ops.dispatch import implementation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.core.tree import DraftTree
+    from paceline.ops.reference.candidates import Five
+
+
+def _chosen(op: str, x: Tensor, dtype: torch.dtype) -> Any:
+    return implementation(op, "cpu" if x.is_cpu else x.device.type, dtype)
+
+
+def rank_candidates(
+    top: Tensor,
+    ids: Tensor,
+    mass: Tensor,
+    noise: Tensor | None,
+    temperature: Tensor,
+    log: Tensor,
+    reach: Tensor,
+) -> Five:
+    """Order candidates by perturbed score, among equals by id; weigh them."""
+    op = _chosen("rank_candidates", top, top.dtype)
+    found: Five = op(top, ids, mass, noise, temperature, log, reach)
+    return found
+
+
+def learn(
+    ids: Tensor,
+    scores: Tensor,
+    share: Tensor,
+    temperature: Tensor,
+    emitted: Tensor,
+    tables: tuple[Tensor, Tensor, Tensor, Tensor],
+    kept: float,
+    bounds: tuple[float, float],
+) -> None:
+    """Learn from the emitted tokens, in place, what gaps between candidates' scores mean."""
+    op = _chosen("learn", scores, scores.dtype)
+    op(ids, scores, share, temperature, emitted, tables, kept, bounds)
+
+
+def best_first(
+    roots: Tensor, ids: Tensor, on: Tensor, off: Tensor, budget: int, width: int, source: int
+) -> DraftTree:
+    """The `budget` best prefixes of every row's candidates, as a tree."""
+    op = _chosen("best_first", on, torch.float32)
+    found: DraftTree = op(roots, ids, on, off, budget, width, source)
+    return found

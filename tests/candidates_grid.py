@@ -1,0 +1,99 @@
+"""Random candidates for the kernels of drafter networks, and what they must give: `ops/reference`.
+
+Used in Triton's interpreter (`tests/interpreted/triton_drafts.py`) and on a GPU (`tests/gpu/test_drafts.py`).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from paceline.core.tree import DraftTree
+from paceline.ops.reference import candidates as definition
+from paceline.ops.reference import growth as growth_definition
+from paceline.ops.triton import candidates, growth
+from tests.tree_grid import poisoned, same
+from tests.unit.draft.test_ddtree import random_case
+
+VOCAB = 60
+
+
+def tables(positions: int) -> list[Tensor]:
+    """What was learned: log sharpness, information, held, claimed; views of wider memory."""
+    return [x[:, 1 : positions + 1] for x in torch.rand(4, 4, positions + 2) + 0.5]
+
+
+def close(found: Tensor, want: Tensor, what: str, tolerance: float = 2e-5) -> None:
+    """Equal up to the order of sums; NaN where the other is NaN."""
+    torch.testing.assert_close(
+        found.cpu(),
+        want,
+        rtol=tolerance,
+        atol=tolerance,
+        equal_nan=True,
+        msg=lambda m: f"{what}: {m}",
+    )
+
+
+def check_rank(rng: random.Random, device: str) -> None:
+    """Order, shares and weights of one batch; ties, numbers that are none, with noise and without."""
+    shape = rng.randint(1, 4), rng.randint(1, 6), rng.choice([1, 2, 5, 16, 17, 40])
+    top = torch.randn(shape) * 3
+    if rng.random() < 0.4:
+        top = top.round()  # ties
+    if rng.random() < 0.1:
+        top[0, 0, rng.randrange(shape[2])] = rng.choice([float("nan"), float("-inf")])
+    ids = torch.stack([torch.randperm(VOCAB)[: shape[2]] for _ in range(shape[0] * shape[1])])
+    ids = ids.view(shape)
+    mass = top.logsumexp(-1) + torch.rand(shape[:2])
+    noise = torch.randn(shape).round(decimals=1) if rng.random() < 0.5 else None
+    temperature = torch.tensor([rng.choice([0.0, 0.7, 1.0]) for _ in range(shape[0])]).double()
+    log, held, _, claimed = tables(shape[1])
+    reach = (held / claimed).log()
+    given = top, ids, mass, noise, temperature, log, reach
+    moved = [x if x is None else x.to(device) for x in given]
+    want = definition.rank_candidates(*given)
+    with poisoned():
+        found = candidates.rank_candidates(*moved)
+    same(found[0], want[0], "ids")
+    for name, mine, true in zip(("scores", "share", "on", "off"), found[1:], want[1:], strict=True):
+        close(mine, true, name)
+
+
+def check_learn(rng: random.Random, device: str) -> None:
+    """Tables after some steps' judgements: none emitted, no candidate emitted, off the spine."""
+    rows, positions, count = rng.randint(1, 9), rng.randint(1, 6), rng.choice([1, 2, 16, 33])
+    mine = [x.to(device) for x in tables(positions)]
+    want = [x.cpu().clone() for x in mine]
+    for _ in range(3):
+        ids = torch.stack([torch.randperm(VOCAB)[:count] for _ in range(rows * positions)])
+        ids = ids.view(rows, positions, count)
+        scores = (torch.randn(ids.shape) * 2).sort(-1, descending=True).values
+        share = -torch.rand(rows, positions)
+        temperature = torch.tensor([rng.choice([0.0, 0.7, 1.0]) for _ in range(rows)]).double()
+        emitted = torch.full((rows, positions), -1)
+        for row in range(rows):
+            for position in range(rng.randint(0, positions)):
+                token = int(ids[row, position, min(rng.choice([0, 0, 0, 1, 4]), count - 1)])
+                emitted[row, position] = token if rng.random() < 0.9 else VOCAB
+        given = ids, scores, share, temperature, emitted
+        definition.learn(*given, tuple(want), 0.998, (-2.3, 2.3))
+        candidates.learn(*(x.to(device) for x in given), tuple(mine), 0.998, (-2.3, 2.3))
+    names = "log sharpness", "information", "held", "claimed"
+    for name, a, b in zip(names, mine, want, strict=True):
+        close(a, b, name, 1e-3)  # a variance is a difference of squares
+
+
+def check_growth(rng: random.Random, device: str) -> None:
+    """The same tree, bit for bit: nodes, order, masks and scores."""
+    roots, found, budget, cap = random_case(rng)
+    width = cap or found.ids.shape[2]
+    given = roots, found.ids, found.weights, found.off_spine
+    want = growth_definition.best_first(*given, budget, width, 4)
+    with poisoned():
+        mine = growth.best_first(*(x.to(device) for x in given), budget, width, 4)
+    for field in fields(DraftTree):
+        same(getattr(mine, field.name), getattr(want, field.name), field.name)
