@@ -14,7 +14,7 @@ import torch
 
 from paceline.core.request import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.graphs import GraphCache, Recorded, Step
+from paceline.engine.graphs import GraphCache, Recorded, Recorder, Step
 from paceline.engine.growers import Grower, MergedGrower, NetworkGrower
 from paceline.engine.launch import graphs_of
 from paceline.engine.step import StepTensors
@@ -51,13 +51,13 @@ def grower_of(proposer: Any, num_rows: int) -> Grower:
     return MergedGrower(proposer._merged, proposer.spec, hosts, grower, num_rows, device)
 
 
-def as_on_gpu(eng: Engine) -> GraphCache:
+def as_on_gpu(eng: Engine, recorder: Recorder | None = None) -> GraphCache:
     """Steps over padded rows, one step behind where the drafter allows it."""
     parts = eng._parts
     if parts.proposer.observes:
         parts.proposer.grower = grower_of(parts.proposer, parts.config.cache.max_rows)
     eng.lag = 0 if parts.proposer.needs_text and eng._max_draft else 1
-    graphs = graphs_of(parts, Calls())
+    graphs = graphs_of(parts, recorder or Calls())
     eng._launcher.graphs = graphs
     return graphs
 

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.core.request import FinishReason, SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.graphs import GraphCache, Trees
+from paceline.engine.graphs import GraphCache, Recorded, Step, Trees
 from paceline.engine.launch import Pending
 from paceline.engine.plan import StepPlan
 from tests import network_cases, tiny, tiny_drafters
-from tests.engine.as_on_gpu import as_on_gpu, grower_of
+from tests.engine.as_on_gpu import Calls, as_on_gpu, grower_of
 from tests.engine.harness import engine, request, run
 
 KINDS: list[dict[str, object]] = [
@@ -229,6 +230,42 @@ def test_a_network_that_only_watches_is_one_step_behind(
     draft = {"method": name, "model": str(folder), "num_speculative_tokens": 0}
     report = _life(model, draft, 8, num_steps=60, num_pages=22, jobs=jobs, lag=1)
     assert report["num_preemptions"] > 0
+
+
+class NoMemory(Calls):
+    """A device on which the third graph finds no memory."""
+
+    made = 0
+
+    def record(self, step: Step) -> Recorded:
+        """See `Recorder`."""
+        self.made += 1
+        if self.made > 2:
+            raise torch.OutOfMemoryError
+        return super().record(step)
+
+
+@pytest.mark.parametrize("name", ["none", "suffix", "ddtree"])
+def test_a_step_without_memory_for_its_graph_runs_all_the_same(
+    model: Path, networks: Networks, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """Operation by operation, counted, and said once for each kind of step with what to do."""
+    draft: dict[str, Any] = {"method": name}
+    jobs: list[Job] = []
+    if name == "ddtree":
+        folder, jobs = networks(name, {})
+        draft["model"] = str(folder)
+
+    def prepare(eng: Engine, rng: random.Random) -> None:
+        del rng
+        as_on_gpu(eng, NoMemory())
+
+    report = _life(model, draft, 3, num_steps=70, num_pages=24, jobs=jobs, prepare=prepare)
+    assert report["num_graphs"] == 2
+    assert report["num_steps_without_graph"] > 5
+    said = [r.getMessage() for r in caplog.records if "no memory is left" in r.getMessage()]
+    assert len(said) == len(set(said)) > 0
+    assert "max_rows" in said[0]
 
 
 def test_lives_do_preempt(model: Path) -> None:

@@ -31,7 +31,6 @@ from paceline.core.stages import silent
 from paceline.core.tree import root
 from paceline.engine.step import StepTensors, Walk, block_step
 from paceline.engine.tree_places import TreePlaces
-from paceline.sample.options import MIN_TOKENS
 
 if TYPE_CHECKING:
     from paceline.core.tree import DraftTree, Proposal
@@ -121,6 +120,7 @@ class GraphCache:
         self._given = TreePlaces(num_rows, self._max_nodes, rows.device)
         self._inputs: dict[int, _Inputs] = {}  # by padded rows
         self._graphs: dict[GraphKey, Recorded] = {}
+        self._too_large: set[GraphKey] = set()
         self.num_eager = 0
         self.capture_seconds = 0.0
 
@@ -128,17 +128,6 @@ class GraphCache:
     def num_captured(self) -> int:
         """Graphs so far."""
         return len(self._graphs)
-
-    def covers(self, host_rows: Sequence[int]) -> bool:
-        """Whether a step of these rows can be a graph; one that cannot is counted, and said once."""
-        if (
-            not self._rows.options.in_play(host_rows) & MIN_TOKENS
-        ):  # its bans are made from host lists
-            return True
-        if not self.num_eager:
-            log.warning("a step with min_tokens runs without a graph, and so do all like it")
-        self.num_eager += 1
-        return False
 
     def launch(
         self,
@@ -149,8 +138,8 @@ class GraphCache:
         caps: Sequence[int] = (),
         roots: Sequence[int] = (),
         proposals: Sequence[Proposal] = (),
-    ) -> StepTensors:
-        """Launch a step of these rows, which `covers` has been asked about.
+    ) -> StepTensors | None:
+        """Launch a step of these rows; None if no graph of it can be made, which is counted.
 
         Args:
             trees: where they come from; what `Grower.stage` brings has been staged.
@@ -174,9 +163,10 @@ class GraphCache:
         if key.rows not in self._inputs:
             self._inputs[key.rows] = _Inputs(key.rows, self._spare, self._rows.device)
         inputs = self._inputs[key.rows]
-        recorded = self._graphs.get(key)
+        recorded = self._graphs.get(key) or self._record(key, inputs, host_rows)
         if recorded is None:
-            recorded = self._record(key, inputs, host_rows)
+            self.num_eager += 1
+            return None
         if trees is Trees.GIVEN:
             self._given.write(roots, proposals)
             caps = [len(p.tokens) for p in proposals]
@@ -191,8 +181,10 @@ class GraphCache:
             return rows * self._max_nodes
         return min(rows * power_of_two(-(-(rows + drafted) // rows)), rows * self._max_nodes)
 
-    def _record(self, key: GraphKey, inputs: _Inputs, host_rows: list[int]) -> Recorded:
-        """Record a step over spare rows: nothing of anybody's state changes."""
+    def _record(self, key: GraphKey, inputs: _Inputs, host_rows: list[int]) -> Recorded | None:
+        """Record a step over spare rows: nothing of anybody's state changes. None: no memory for it."""
+        if key in self._too_large:
+            return None
         started = time.perf_counter()
         inputs.write([], [])
 
@@ -212,7 +204,18 @@ class GraphCache:
                 self._walk,
             ).joined()
 
-        recorded = self._graphs[key] = self._recorder.record(step)
+        try:
+            recorded = self._graphs[key] = self._recorder.record(step)
+        except torch.OutOfMemoryError:
+            self._too_large.add(key)
+            log.warning(
+                "no memory is left to capture %s (%d graphs hold some already), so steps like it run "
+                "without a graph, slower; outputs are the same. Give the KV pool less (memory_gb), "
+                "allow fewer rows (max_rows) or draft nodes, or leave graphs out (graphs off)",
+                key,
+                len(self._graphs),
+            )
+            return None
         self.capture_seconds += time.perf_counter() - started
         log.info("captured %s after %.1f s", key, time.perf_counter() - started)
         return recorded

@@ -72,12 +72,20 @@ class Launcher:
         host_rows = [s.row for s in plan.sequences]
         self._rows.num_pages = self._rows.bound(max(len(s.pages) for s in plan.sequences))
         asked = time.perf_counter()
-        if self.graphs is None or not self.graphs.covers(host_rows):
-            drafted, tensors, started = self._eager(plan, host_rows)
+        if self.graphs is None:
+            row_ids = self._row_ids(host_rows)
+            with self._stages("propose"):
+                drafted = self._propose(plan, host_rows, row_ids)
+                tree, num_tokens = self._tree(plan, drafted, row_ids)
+            started = time.perf_counter()
+            tensors = self._eager(plan, host_rows, row_ids, tree, num_tokens)
         else:
             drafted = self._propose(plan, host_rows, torch.empty(0, dtype=torch.int64))
             started = time.perf_counter()
             tensors = self._captured(self.graphs, plan, drafted, host_rows)
+            if tensors is None:
+                row_ids = self._row_ids(host_rows)
+                tensors = self._eager(plan, host_rows, row_ids, *self._tree(plan, drafted, row_ids))
         for sequence in plan.sequences:
             sequence.in_flight += 1
         return self._copied(
@@ -90,14 +98,19 @@ class Launcher:
             )
         )
 
-    def _eager(self, plan: StepPlan, host_rows: list[int]) -> tuple[Drafted, StepTensors, float]:
-        """Propose and run a step operation by operation; and when drafting was done."""
-        row_ids = torch.tensor(host_rows, dtype=torch.int64, device=self._rows.device)
-        with self._stages("propose"):
-            drafted = self._propose(plan, host_rows, row_ids)
-            tree, num_tokens = self._tree(plan, drafted, row_ids)
-        started = time.perf_counter()
-        tensors = block_step(
+    def _row_ids(self, host_rows: list[int]) -> torch.Tensor:
+        return torch.tensor(host_rows, dtype=torch.int64, device=self._rows.device)
+
+    def _eager(
+        self,
+        plan: StepPlan,
+        host_rows: list[int],
+        row_ids: torch.Tensor,
+        tree: DraftTree,
+        num_tokens: int,
+    ) -> StepTensors:
+        """Run a step operation by operation."""
+        return block_step(
             tree,
             row_ids,
             torch.tensor(plan.budgets, dtype=torch.int64, device=self._rows.device),
@@ -110,12 +123,11 @@ class Launcher:
             self._observe,
             self._walk,
         )
-        return drafted, tensors, started
 
     def _captured(
         self, graphs: GraphCache, plan: StepPlan, drafted: Drafted, host_rows: list[int]
-    ) -> StepTensors:
-        """Launch the step's graph."""
+    ) -> StepTensors | None:
+        """Launch the step's graph, if it has one."""
         num_pages = self._rows.num_pages
         if drafted.grown:
             return graphs.launch(Trees.GROWN, host_rows, num_pages, caps=plan.budgets)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from paceline import ops
 from paceline.kv.pages import PageTable
-from paceline.ops.staged import sent
 from paceline.ops.reference.kv import slots_or_none
+from paceline.ops.staged import sent
 from paceline.sample.options import SamplingTable
 
 if TYPE_CHECKING:
