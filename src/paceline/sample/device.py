@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.ops.reference import sampling as ops
 from paceline.sample import options as opt
 from paceline.sample.process import edit
-from paceline.sample.sampler import PickNodes, Picks, choose
+from paceline.sample.sampler import CHUNK, PickNodes, Picks, choose
 
 if TYPE_CHECKING:
     from paceline.sample.options import SamplingTable
@@ -78,7 +78,8 @@ def _scored(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tenso
     ids = tokens.clamp(min=0).unsqueeze(1)
     top = tokens.new_empty(len(tokens), 0)
     if num_top > 0:
-        top = ops.best_tokens(logits.float(), num_top)
+        # What this keeps is several times as large as its logits.
+        top = torch.cat([ops.best_tokens(x.float(), num_top) for x in torch.split(logits, CHUNK)])
     about, rest = log_sum_exp(logits)
     chosen = logits.gather(1, torch.cat([ids, top], dim=1)).float()
     values = chosen - about.unsqueeze(1) - rest.unsqueeze(1)

@@ -89,9 +89,10 @@ def pick_on_device(hidden: Tensor, head: Head, nodes: PickNodes, table: Sampling
     if hidden.is_cpu:
         return pick_by(choose, hidden, head, nodes, table)
     chooser: Chooser = implementation("pick", hidden.device.type, hidden.dtype)
-    if chooser is choose:
-        return pick_by(choose, hidden, head, nodes, table)
-    chunk = max(_LOGIT_BYTES // (4 * table.vocab_size), CHUNK)
+    chunk = CHUNK
+    edited = table.in_play(nodes.host_rows) & opt.EDITS or nodes.allowed is not None
+    if chooser is not choose and not edited:
+        chunk = max(_LOGIT_BYTES // (4 * table.vocab_size), CHUNK)
     return pick_by(chooser, hidden, head, nodes, table, chunk)
 
 

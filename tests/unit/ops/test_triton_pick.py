@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import re
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 from paceline.ops.dispatch import explain
+from paceline.sample.sampler import choose
+from tests import pick_grid as grid
 
 ROOT = Path(__file__).resolve().parents[3]
 needs_triton = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
@@ -57,6 +60,26 @@ def test_parts_fill_the_device_and_cover_the_vocabulary(size: int) -> None:
         assert parts <= max(8 * 132 // rows, 1)
         if rows == 1 and size > 132 * 1024:
             assert parts >= 132
+
+
+def test_the_comparison_finds_what_is_wrong() -> None:
+    """Other noise, another nucleus, a fault overlooked: only rounding is a reason to differ."""
+    rows, size = len(grid.MIX), 300
+    table = grid.table_of(grid.MIX, size, "cpu")
+    nodes = grid.nodes_of(list(range(rows)), "cpu")
+    logits = grid.logits_of("flat", rows, size, 0)
+    right = choose(logits, nodes, table).tokens
+    assert not grid.differences(right, logits, nodes, table)
+    late = grid.nodes_of(list(range(rows)), "cpu", seed=1)
+    assert len(grid.differences(choose(logits, late, table).tokens, logits, nodes, table)) > 5
+    wider = [dataclasses.replace(p, top_p=min(1.0, p.top_p * 1.1)) for p in grid.MIX * 20]
+    many = grid.nodes_of(list(range(20 * rows)), "cpu")
+    logits = logits.repeat(20, 1)
+    found = choose(logits, many, grid.table_of(wider, size, "cpu")).tokens
+    assert grid.differences(found, logits, many, grid.table_of(grid.MIX * 20, size, "cpu"))
+    logits = grid.logits_of("faults", rows, size, 0)
+    found = choose(logits.nan_to_num(), nodes, table).tokens
+    assert len(grid.differences(found, logits, nodes, table)) > 2
 
 
 def test_what_doctor_says() -> None:

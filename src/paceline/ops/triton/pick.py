@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _CELL: Final = 64  # tokens of one largest number
 _GROUP: Final = 256  # tokens that gather looks at together
+_JUDGE_BLOCK: Final = 1024
 _ITEMS: Final = 32  # tokens that solve compares with as many
 
 
@@ -289,6 +290,7 @@ class _Pick:
 
     def _judge(self) -> None:
         options, work = self._options, self._work
+        judge_block = min(self._tiling.block, _JUDGE_BLOCK)  # both are powers of two
         filters.judge_kernel[self._parts](
             work,
             self._rows,
@@ -308,8 +310,8 @@ class _Pick:
             work.shape[1],
             self._tiling.part,
             self._num_parts,
-            BLOCK=self._tiling.block,
-            num_warps=2 * _warps(self._tiling.block),  # it holds twice as much
+            BLOCK=judge_block,
+            num_warps=2 * _warps(judge_block),  # of the registers that a token takes
             num_stages=1,
         )
         filters.settle_kernel[(work.shape[0],)](
