@@ -246,7 +246,10 @@ def settle_kernel(
         candidate = tl.load(lead + at)
         share = tl.load(top_p + row * float_stride)
         least = tl.load(log_min_p + row * float_stride).to(tl.float32)
-        if passes(candidate, tl.load(peak_of + at), least, share, total, before):
+        ends = passes(candidate, tl.load(peak_of + at), least, share, total, before)
+        if ends | (
+            item == LOWEST
+        ):  # a rejected candidate has one before it, or the rules are broken
             tl.store(tokens + at, packed_id(candidate))
             tl.store(state + at, DONE)
         else:
@@ -315,7 +318,8 @@ def walk_kernel(
             total, before, item = judge_part(
                 x_row, 0, size, heat, peak, least, word_0, word_1, candidate, cut, BLOCK
             )
-            if passes(candidate, peak, least, share, total, before):
+            ends = passes(candidate, peak, least, share, total, before)
+            if ends | (item == LOWEST):  # whatever happens, a kernel must end
                 going = going * 0
             else:
                 candidate = following(x_row, heat, item)
