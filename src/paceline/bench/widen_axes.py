@@ -166,11 +166,13 @@ class Recipe:
         if self.gain != 1.0:  # rounded once
             tensor = tensor.double() * self.gain
         found = tensor.to(dtype)
-        for dim, axis in self.copied.items():
-            found = axis.copied(found, dim)
-        if self.shared is not None:
+        if (
+            self.shared is not None
+        ):  # first, while there are few rows: columns are gathered one by one
             noise = torch.Generator().manual_seed(zlib.crc32(key.encode()))
             found = self.shared.shared(found, noise)
+        for dim, axis in self.copied.items():
+            found = axis.copied(found, dim)
         return found
 
 
