@@ -26,7 +26,7 @@ from paceline.core.tree import DraftTree, Selection, Verdict
 from paceline.ops.reference.tree import parents_of, path_tokens_of
 from paceline.sample import options as opt
 from paceline.sample.hostwalk import verify_host
-from paceline.sample.sampler import Head, PickNodes, choose, pick_by
+from paceline.sample.sampler import Head, PickNodes, pick_on_device
 
 if TYPE_CHECKING:
     from paceline.sample.options import SamplingTable
@@ -81,8 +81,7 @@ def verify_device(
 ) -> Verdict:
     """`verify` as device operations only, fixed shapes, no read of a device value; A is N."""
     owners, positions, outputs = ops.pick_places(tree, selection, rows, lens, table.prompt_lens)
-    picks = pick_by(
-        choose,
+    picks = pick_on_device(
         hidden,
         head,
         PickNodes(
