@@ -204,7 +204,7 @@ def following(x_row, heat, item):
 @triton.jit
 def judge_kernel(
     work, rows, positions, temperature, keys, log_min_p, state, lead, peak_of,
-    totals, befores, best,
+    totals, earlier, best,
     work_stride, float_stride, int_stride, size, part, num_parts,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -223,13 +223,13 @@ def judge_kernel(
         )  # fmt: skip
         out = at.to(tl.int64) * num_parts + index
         tl.store(totals + out, total)
-        tl.store(befores + out, before)
+        tl.store(earlier + out, before)
         tl.store(best + out, item)
 
 
 @triton.jit
 def settle_kernel(
-    work, rows, temperature, top_p, log_min_p, state, lead, peak_of, totals, befores, best, tokens,
+    work, rows, temperature, top_p, log_min_p, state, lead, peak_of, totals, earlier, best, tokens,
     work_stride, float_stride, num_parts,
     PARTS: tl.constexpr,
 ):  # fmt: skip
@@ -241,7 +241,7 @@ def settle_kernel(
         here = parts < num_parts
         base = at.to(tl.int64) * num_parts
         total = tl.sum(tl.load(totals + base + parts, mask=here, other=0), 0)
-        before = tl.sum(tl.load(befores + base + parts, mask=here, other=0), 0)
+        before = tl.sum(tl.load(earlier + base + parts, mask=here, other=0), 0)
         item = tl.max(tl.load(best + base + parts, mask=here, other=LOWEST), 0)
         candidate = tl.load(lead + at)
         share = tl.load(top_p + row * float_stride)
