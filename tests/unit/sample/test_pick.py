@@ -9,7 +9,15 @@ from torch import Tensor
 from paceline.core.request import SamplingParams
 from paceline.core.tree import NOT_FINITE
 from paceline.sample.options import SamplingTable
-from paceline.sample.sampler import PickNodes, Picks, choose, choose_host, pick, pick_by
+from paceline.sample.sampler import (
+    PickNodes,
+    Picks,
+    choose,
+    choose_host,
+    pick,
+    pick_by,
+    pick_on_device,
+)
 
 V = 1003  # odd, so that rows of a matrix start at unaligned addresses
 MIXES = {
@@ -135,6 +143,8 @@ def test_chunks_are_put_together_in_order() -> None:
                 assert many.top_ids is not None
                 assert same(many.top_ids[i], one.top_ids[0] if one.top_ids is not None else None)
     assert sizes == [128, 128, 44] * 2
+    on_device = pick_on_device(hidden, head, nodes_of(rows), table)
+    assert torch.equal(on_device.tokens, many.tokens)
     assert pick(hidden[:0], identity, nodes_of([]), table).tokens.shape == (0,)
 
 
