@@ -52,8 +52,7 @@ def check_rank(rng: random.Random, device: str) -> None:
     noise = torch.randn(shape).round(decimals=1) if rng.random() < 0.5 else None
     temperature = torch.tensor([rng.choice([0.0, 0.7, 1.0]) for _ in range(shape[0])]).double()
     log, held, _, claimed = tables(shape[1])
-    reach = (held / claimed).log()
-    given = top, ids, mass, noise, temperature, log, reach
+    given = top, ids, mass, noise, temperature, log, held, claimed
     moved = [x if x is None else x.to(device) for x in given]
     want = definition.rank_candidates(*given)
     with poisoned():

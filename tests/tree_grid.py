@@ -156,6 +156,7 @@ def run(step: Step, rng: random.Random, device: str) -> None:
     for name, mine, true in zip(names, found, want, strict=True):
         same(mine, true, name)
     lens = want[3]
+    check_draft_inputs(step, there, rng)
     check_pick_places(step, there, chosen, cpu, lens)
     verdict = check_judge(step, there, chosen, cpu, lens, rng)
     check_move(step, there, verdict, lens, rng)
@@ -175,6 +176,28 @@ def check_select(step: Step, there: Step) -> Selection:
     assert bool((found.node[live:] == -1).all())
     assert bool((found.mask[live:] == 0).all())
     return found
+
+
+def check_draft_inputs(step: Step, there: Step, rng: random.Random) -> None:
+    """A block, the newest entry, a level of a tree."""
+    width = rng.randint(1, 9)
+    level = rng.randint(0, 2)
+    longest = step.pages.shape[1] * PAGE  # no place beyond the page table
+    widest = longest - int(step.lens.max())
+    kinds: list[dict[str, int | None]] = [{"width": 1, "offset": -1, "ahead": None, "tail": 1}]
+    if width <= widest:
+        kinds.append({"width": width, "offset": 0, "ahead": None, "tail": width})
+    if (level + 1) * width <= widest:
+        first = level * width
+        kinds.append({"width": width, "offset": first, "ahead": level, "tail": first + width})
+    for kind in kinds:
+        paging = {"page_size": PAGE, "dummy_page": step.dummy_page, "num_pages": step.num_pages}
+        want = definition.draft_inputs(step.rows, step.lens, step.pages, **kind, **paging)
+        with poisoned():
+            found = tree.draft_inputs(there.rows, there.lens, there.pages, **kind, **paging)
+        names = "positions", "slots", "prefix_lens", "cu_q", "tail_lens", "pages"
+        for name, mine, true in zip(names, found, want, strict=True):
+            same(mine, true, f"{name} of {kind}")
 
 
 def check_pick_places(
@@ -286,6 +309,14 @@ def check_commit(
             capacity=step.num_tokens,
             **paging,
         )
-    names = "cu", "token_ids", "next_ids", "positions", "slots", "nodes"
-    for name, a, b in zip(names, own, packed, strict=True):
-        same(a, b, name)
+    names = "token_ids", "next_ids", "positions", "slots", "nodes"
+    same(own[0], packed[0], "cu")
+    for name, a, b in zip(names, own[1:], packed[1:], strict=True):
+        same_and_dead(a, b, name)
+
+
+def same_and_dead(found: Tensor, want: Tensor, what: str) -> None:
+    """What the CPU's definition gives, and dead entries where it has cut them off."""
+    same(found[: want.shape[0]], want, what)
+    dead = -1 if what == "slots" else 0
+    assert bool((found[want.shape[0] :] == dead).all()), f"{what} of dead entries"

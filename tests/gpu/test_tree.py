@@ -51,11 +51,12 @@ def test_a_gpu_has_the_kernels() -> None:
     """What is tested here is what the engine calls."""
     found = {
         name: implementation(name, "cuda", torch.float32)
-        for name in ("select", "verify_inputs", "judge", "move_paths", "compact")
+        for name in ("select", "verify_inputs", "draft_inputs", "judge", "move_paths", "compact")
     }
     assert found == {
         "select": tree.select,
         "verify_inputs": tree.verify_inputs,
+        "draft_inputs": tree.draft_inputs,
         "judge": walk.judge,
         "move_paths": move.move_paths,
         "compact": walk.compact,
@@ -126,7 +127,10 @@ def test_replay_is_the_definition(seed: int) -> None:
     grid.same(node[:live], want.node, "node")
     grid.same(mask[:live], want.mask, "mask")
     true = after_select(again, Selection(node=node, cu_q=cu_q, mask=mask), tokens)
-    for i, (mine, other) in enumerate(zip(found[3:], true, strict=True)):
+    for i, (mine, other) in enumerate(zip(found[3:-6], true[:-6], strict=True)):
         grid.same(mine, other, f"output {i}")
+    names = "cu", "token_ids", "next_ids", "positions", "slots", "nodes"
+    for name, mine, other in zip(names, found[-6:], true[-6:], strict=True):
+        grid.same_and_dead(mine, other, name)
     for name in ("lens", "next_token", "live"):
         grid.same(getattr(here, name), getattr(again, name), name)

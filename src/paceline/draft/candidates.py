@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from paceline import ops
-from paceline.ops.reference.candidates import sharpness
+from paceline.ops.reference.candidates import by_row, sharpness
 from paceline.ops.reference.peaks import BLOCK as _BLOCK
 
 CHUNK = 128  # positions whose logits exist at the same time
@@ -46,6 +46,7 @@ _SAMPLED_SHARPNESS = 1.5
 _LEAST, _MOST = math.log(0.1), math.log(10.0)  # log sharpness stays between these
 _KEPT = 0.998  # of what was learned, per judged token
 _PRIOR = 20.0  # judged tokens of information that the starting value is worth
+_NOTED = 8  # steps that a CPU learns from at once
 _OFF_SPINE = 0.5  # of the sharpness on the spine, to begin with
 
 _NO_ID = 1 << 62  # above every token
@@ -90,6 +91,8 @@ class Calibration:
         self._information = torch.full_like(self._log, _PRIOR)
         self._held = torch.full_like(self._log, _PRIOR)  # emitted tokens that were candidates
         self._claimed = torch.full_like(self._log, _PRIOR)  # how many should have been
+        # By number of candidates: steps that nothing was learned from so far.
+        self._noted: dict[int, list[tuple[Candidates, Tensor, Tensor]]] = {}
 
     def at(self, position: int) -> Calibration:
         """A look at one position alone, P = 1: the same memory."""
@@ -104,7 +107,7 @@ class Calibration:
 
     def reach(self, temperature: Tensor) -> Tensor:
         """Log factor [B, 2, P] on the candidates' share of q."""
-        return self._reach().view(2, 2, -1)[(temperature > 0).long()]
+        return by_row((self._held / self._claimed).log(), temperature)
 
     def weigh(
         self,
@@ -124,7 +127,8 @@ class Calibration:
             temperature: [B].
         """
         given = top, ids, mass, noise, temperature
-        ids, scores, share, weights, off = ops.rank_candidates(*given, self._log, self._reach())
+        tables = self._log, self._held, self._claimed
+        ids, scores, share, weights, off = ops.rank_candidates(*given, *tables)
         return Candidates(ids=ids, scores=scores, share=share, weights=weights, off_spine=off)
 
     def learn(self, found: Candidates, temperature: Tensor, emitted: Tensor) -> None:
@@ -140,8 +144,21 @@ class Calibration:
         given = found.ids, found.scores, found.share, temperature, emitted
         ops.learn(*given, tables, _KEPT, (_LEAST, _MOST))
 
-    def _reach(self) -> Tensor:
-        return (self._held / self._claimed).log()
+    def note(self, found: Candidates, temperature: Tensor, emitted: Tensor) -> None:
+        """`learn`, on a CPU from several steps at once.
+
+        There a step's many small operators cost more than what newer numbers are worth.
+        """
+        if not emitted.is_cpu:
+            self.learn(found, temperature, emitted)
+            return
+        kept = self._noted.setdefault(found.ids.shape[2], [])
+        kept.append((found, temperature, emitted))
+        if len(kept) < _NOTED:
+            return
+        parts = list(zip(*kept, strict=True))
+        kept.clear()
+        self.learn(Candidates.cat(parts[0]), torch.cat(parts[1]), torch.cat(parts[2]))
 
 
 def rank(
@@ -169,13 +186,19 @@ def rank(
             [B] or None at the first, ids [B, C]) to what their logits gain, [B, C]. Positions are then
             gone through from left to right, each knowing the best candidate of the one before.
     """
-    heat = torch.where(temperature > 0, temperature, 1.0).to(logits.dtype)
-    y = logits if noise is None else logits / heat.view(-1, 1, 1)
+    y = logits
+    if noise is not None:
+        y = logits / _heat(temperature, logits.dtype).view(-1, 1, 1)
     top, ids, mass = _largest(y, count)
     perturbs = None if noise is None else noise(ids)
     if gains is not None:
-        perturbs = _followed(top, ids, perturbs, heat, gains)
+        perturbs = _followed(top, ids, perturbs, _heat(temperature, top.dtype), gains)
     return calibration.weigh(top, ids, mass, perturbs, temperature)
+
+
+def _heat(temperature: Tensor, dtype: torch.dtype) -> Tensor:
+    """What logits of rows [B] are divided by."""
+    return torch.where(temperature > 0, temperature, 1.0).to(dtype)
 
 
 def _followed(top: Tensor, ids: Tensor, noise: Tensor | None, heat: Tensor, gains: Gains) -> Tensor:

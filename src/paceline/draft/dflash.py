@@ -85,7 +85,7 @@ class DFlashBlock:
         asked, self._asked = self._asked, None
         # A proposal is judged by the very next commit of the same rows, or not at all.
         if asked is not None and asked[0] is commit.rows:
-            self._calibration.learn(asked[2], asked[1], self._emitted(commit))
+            self._calibration.note(asked[2], asked[1], self._emitted(commit))
 
     @torch.inference_mode()
     def candidates(self, rows: Tensor, count: int) -> Candidates:

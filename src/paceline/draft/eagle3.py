@@ -118,7 +118,7 @@ class Eagle3Drafter:
         # A proposal is judged by the very next commit of the same rows, or not at all.
         if asked is not None and asked.rows is commit.rows:
             found, judged = along(asked.levels, asked.found, self._emitted(commit))
-            self._calibration.learn(found, asked.temperature, judged)
+            self._calibration.note(found, asked.temperature, judged)
 
     @torch.inference_mode()
     def propose(self, rows: Tensor) -> DraftTree:

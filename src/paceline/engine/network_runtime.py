@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline import ops
 from paceline.attention.base import PagedAttend
 from paceline.core.batch import ForwardBatch, ForwardMode, ForwardOutput
 from paceline.engine.fused import FusedPass, fuse
@@ -63,18 +64,15 @@ class NetworkRuntime:
 
     def block(self, rows: Tensor, token_ids: Tensor, mask: Tensor) -> ForwardBatch:
         """See `DraftRuntime`."""
-        width, device = token_ids.shape[1], token_ids.device
-        places = self._rows.lens[rows].unsqueeze(1) + torch.arange(width, device=device)
-        mask = mask.repeat(token_ids.shape[0], 1)
-        return self._pass(rows, token_ids, mask=mask, places=places, positions=places, tail=width)
+        width = token_ids.shape[1]
+        mask = mask if token_ids.shape[0] == 1 else mask.repeat(token_ids.shape[0], 1)
+        return self._pass(rows, token_ids, mask=mask, offset=0, ahead=None, tail=width)
 
     def newest(self, rows: Tensor, token_ids: Tensor, features: Tensor) -> ForwardBatch:
         """See `DraftRuntime`."""
-        places = (self._rows.lens[rows] - 1).clamp(min=0).unsqueeze(1)  # a padding row has none
-        mask = torch.ones_like(places)
-        batch = self._pass(
-            rows, token_ids.unsqueeze(1), mask=mask, places=places, positions=places, tail=1
-        )
+        mask = torch.ones_like(rows).unsqueeze(1)
+        # The place before the first new one; a padding row has none.
+        batch = self._pass(rows, token_ids.unsqueeze(1), mask=mask, offset=-1, ahead=None, tail=1)
         # The entry may lie in a page that others share: not even the same bits are written again.
         return replace(batch, features=features, slots=torch.full_like(batch.slots, -1))
 
@@ -82,15 +80,14 @@ class NetworkRuntime:
         self, rows: Tensor, token_ids: Tensor, features: Tensor, mask: Tensor, depth: int
     ) -> ForwardBatch:
         """See `DraftRuntime`."""
-        width, device = token_ids.shape[1], token_ids.device
-        lens = self._rows.lens[rows].unsqueeze(1)
+        width = token_ids.shape[1]
         first = (depth - 1) * width
         batch = self._pass(
             rows,
             token_ids,
             mask=mask.flatten(0, 1),
-            places=lens + torch.arange(first, first + width, device=device),
-            positions=(lens + depth - 1).expand(-1, width),
+            offset=first,
+            ahead=depth - 1,
             tail=first + width,
         )
         return replace(batch, features=features.flatten(0, 1))
@@ -101,8 +98,8 @@ class NetworkRuntime:
         token_ids: Tensor,
         *,
         mask: Tensor,
-        places: Tensor,
-        positions: Tensor,
+        offset: int,
+        ahead: int | None,
         tail: int,
     ) -> ForwardBatch:
         """A BLOCK pass over the rows' draft keys; its queries are the last of `tail` keys a row.
@@ -111,26 +108,36 @@ class NetworkRuntime:
             rows: [B] int64.
             token_ids: [B, q] int64.
             mask: [B * q, W] int64.
-            places: [B, q] int64, consecutive; what lies before the tail is prefix.
-            positions: [B, q] int64.
-            tail: keys.
+            offset: the queries lie at the q places from lens + offset on.
+            ahead: all are at position lens + ahead; None: each is at its place.
+            tail: keys; what lies before them is prefix.
         """
-        batch, width = token_ids.shape
-        prefix_lens = places[:, -1] + 1 - tail
-        places = places.reshape(-1)
+        table = self._rows
+        positions, slots, prefix_lens, cu_q, tail_lens, pages = ops.draft_inputs(
+            rows,
+            table.lens,
+            table.pages.tensor,
+            width=token_ids.shape[1],
+            offset=offset,
+            ahead=ahead,
+            tail=tail,
+            page_size=table.page_size,
+            dummy_page=table.pages.dummy_page,
+            num_pages=table.num_pages,
+        )
         return ForwardBatch(
             mode=ForwardMode.BLOCK,
-            num_rows=batch,
-            q_len=width,
+            num_rows=token_ids.shape[0],
+            q_len=token_ids.shape[1],
             rows=rows,
             token_ids=token_ids.reshape(-1),
-            positions=positions.reshape(-1),
-            slots=self._rows.slots(rows.repeat_interleave(width), places),
+            positions=positions,
+            slots=slots,
             prefix_lens=prefix_lens,
-            cu_q=torch.arange(batch + 1, device=token_ids.device) * width,
-            tail_lens=torch.full_like(prefix_lens, tail),
+            cu_q=cu_q,
+            tail_lens=tail_lens,
             mask=mask,
-            pages=self._rows.page_table(rows),
+            pages=pages,
         )
 
     def forward(self, net: DraftNet, batch: ForwardBatch) -> ForwardOutput:

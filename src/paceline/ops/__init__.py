@@ -22,6 +22,7 @@ from paceline.ops.packed import Groups, PackedWeight, pack, quantize
 from paceline.ops.verify import (
     advance,
     compact,
+    draft_inputs,
     judge,
     move_paths,
     pick_places,
@@ -36,6 +37,7 @@ __all__ = [
     "advance",
     "best_first",
     "compact",
+    "draft_inputs",
     "embedding",
     "judge",
     "kv_write",

@@ -96,7 +96,7 @@ OPS: dict[str, tuple[Line, ...]] = {
     **{
         op: (_triton(f"{place}:{op}"), _reference(f"verify:{op}"))
         for place, names in (
-            ("tree", ("verify_inputs", "pick_places")),
+            ("tree", ("verify_inputs", "draft_inputs", "pick_places")),
             ("walk", ("judge", "advance", "compact")),
             ("move", ("move_paths",)),
         )

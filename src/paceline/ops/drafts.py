@@ -30,11 +30,12 @@ def rank_candidates(
     noise: Tensor | None,
     temperature: Tensor,
     log: Tensor,
-    reach: Tensor,
+    held: Tensor,
+    claimed: Tensor,
 ) -> Five:
     """Order candidates by perturbed score, among equals by id; weigh them."""
     op = _chosen("rank_candidates", top, top.dtype)
-    found: Five = op(top, ids, mass, noise, temperature, log, reach)
+    found: Five = op(top, ids, mass, noise, temperature, log, held, claimed)
     return found
 
 

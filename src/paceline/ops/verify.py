@@ -55,6 +55,35 @@ def verify_inputs(
     return found
 
 
+def draft_inputs(
+    rows: Tensor,
+    lens: Tensor,
+    pages: Tensor,
+    *,
+    width: int,
+    offset: int,
+    ahead: int | None,
+    tail: int,
+    page_size: int,
+    dummy_page: int,
+    num_pages: int,
+) -> Six:
+    """Positions, slots, prefix lengths, offsets, tail lengths and pages of a drafter network's pass."""
+    found: Six = _chosen("draft_inputs", lens)(
+        rows,
+        lens,
+        pages,
+        width=width,
+        offset=offset,
+        ahead=ahead,
+        tail=tail,
+        page_size=page_size,
+        dummy_page=dummy_page,
+        num_pages=num_pages,
+    )
+    return found
+
+
 def pick_places(
     tree: DraftTree, selection: Selection, rows: Tensor, lens: Tensor, prompt_lens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -256,3 +256,23 @@ def test_reach_is_learned() -> None:
     logits, heat = logits_of(1, 2), torch.ones(1)
     worth = rank(logits, heat, torch.zeros_like, calibration, 64).weights.exp().sum(-1)
     assert float(worth[0, 0]) < 0.4
+
+
+def test_a_cpu_learns_from_several_steps_at_once() -> None:
+    """What was noted is learned together, whatever number of candidates steps have, and nothing twice."""
+    noted, learned = (Calibration(2, torch.device("cpu")) for _ in range(2))
+    steps = []
+    for seed in range(8):
+        logits, temperature = logits_of(2, 2, seed=seed), torch.tensor([0.0, 1.0])
+        some, other = found(logits, temperature, 20), found(logits, temperature, 9)
+        emitted = picks(logits + logits_of(2, 2, seed=seed + 99, spread=1.0), temperature)
+        before = noted._log.clone()
+        noted.note(some, temperature, emitted)
+        assert torch.equal(noted._log, before) == (seed < 7)
+        noted.note(other, temperature, torch.full_like(emitted, -1))
+        steps.append((some, temperature, emitted))
+    parts = list(zip(*steps, strict=True))
+    learned.learn(Candidates.cat(parts[0]), torch.cat(parts[1]), torch.cat(parts[2]))
+    torch.testing.assert_close(noted._log, learned._log)
+    torch.testing.assert_close(noted._held, learned._held)
+    assert not any(noted._noted.values())

@@ -18,14 +18,18 @@ from torch import Tensor
 Five: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
+def by_row(table: Tensor, temperature: Tensor) -> Tensor:
+    """The numbers [B, 2, P] of a table [4, P] for rows of these temperatures [B]."""
+    return table.view(2, 2, -1)[(temperature > 0).long()]
+
+
 def sharpness(log: Tensor, temperature: Tensor) -> Tensor:
     """Sharpness [B, 2, P] for rows of these temperatures [B], of its logarithms [4, P].
 
     Errors of the drafter's logits grow as they are divided by the temperature; the noise does not.
     """
-    sampled = temperature > 0
-    scale = torch.where(sampled, temperature, 1.0).to(log.dtype)
-    return log.view(2, 2, -1)[sampled.long()].exp() * scale.view(-1, 1, 1)
+    scale = torch.where(temperature > 0, temperature, 1.0).to(log.dtype)
+    return by_row(log, temperature).exp() * scale.view(-1, 1, 1)
 
 
 def rank_candidates(
@@ -35,7 +39,8 @@ def rank_candidates(
     noise: Tensor | None,
     temperature: Tensor,
     log: Tensor,
-    reach: Tensor,
+    held: Tensor,
+    claimed: Tensor,
 ) -> Five:
     """Order candidates by perturbed score, among equals by id; weigh them.
 
@@ -46,22 +51,33 @@ def rank_candidates(
         noise: [B, P, C] what is added to `top`; None: nothing.
         temperature: [B]; 0 for greedy rows.
         log: [4, P] logarithms of sharpness.
-        reach: [4, P] log factors on the candidates' share.
+        held: [4, P] emitted tokens that were candidates.
+        claimed: [4, P] how many should have been.
 
     Returns:
         ids [B, P, C] best first; their scores; share [B, P]; weights [B, P, C] float32 after the spine, and
         after any other path. See `Candidates`.
     """
     share = (top.logsumexp(-1) - mass).clamp(max=0.0)
-    ids, order = ids.sort(dim=-1)  # so that equal scores stand in the order of their ids
-    scores = top if noise is None else top + noise.to(top.dtype)
-    scores, second = scores.gather(-1, order).sort(dim=-1, descending=True, stable=True)
-    sharp = sharpness(log, temperature).to(top.dtype)
-    reached = reach.view(2, 2, -1)[(temperature > 0).long()]
-    held = (share.unsqueeze(1) + reached).clamp(max=0.0)
-    weights = (scores.unsqueeze(1) * sharp.unsqueeze(3)).log_softmax(-1) + held.unsqueeze(3)
-    weights = weights.to(torch.float32)
-    return ids.gather(-1, second), scores, share, weights[:, 0], weights[:, 1]
+    if noise is not None or not _falls(top):
+        ids, order = ids.sort(dim=-1)  # so that equal scores stand in the order of their ids
+        top = top if noise is None else top + noise.to(top.dtype)
+        top, second = top.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+        ids = ids.gather(-1, second)
+    reach = (held / claimed).log()
+    if temperature.is_cpu and not bool((temperature > 0).any()):  # reading is free here
+        sharp, reach = log[:2].exp().unsqueeze(0), reach[:2].unsqueeze(0)
+    else:
+        sharp, reach = sharpness(log, temperature), by_row(reach, temperature)
+    held = (share.unsqueeze(1) + reach).clamp(max=0.0)
+    scaled = top.unsqueeze(1) * sharp.to(top.dtype).unsqueeze(3)
+    weights = (scaled.log_softmax(-1) + held.unsqueeze(3)).to(torch.float32)
+    return ids, top, share, weights[:, 0], weights[:, 1]
+
+
+def _falls(top: Tensor) -> bool:
+    """Whether numbers are known to stand in falling order, no two of them equal."""
+    return top.is_cpu and bool((top[..., 1:] < top[..., :-1]).all())  # reading is free here
 
 
 def learn(

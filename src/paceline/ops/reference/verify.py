@@ -74,6 +74,53 @@ def verify_inputs(
     )
 
 
+def draft_inputs(
+    rows: Tensor,
+    lens: Tensor,
+    pages: Tensor,
+    *,
+    width: int,
+    offset: int,
+    ahead: int | None,
+    tail: int,
+    page_size: int,
+    dummy_page: int,
+    num_pages: int,
+) -> Six:
+    """What a drafter network's BLOCK pass of q = `width` queries a row is told.
+
+    Args:
+        rows: [B] int64.
+        lens: [R+1] int64 cached tokens of every row.
+        pages: [R+1, G] int32 page ids of every row.
+        width: q.
+        offset: the queries lie at the q places from lens + offset on; where that is none, from 0.
+        ahead: all are at position lens + ahead; None: each is at its place.
+        tail: keys of a row that a mask speaks of, the queries last; what lies before them is prefix.
+        page_size: tokens a page.
+        dummy_page: page id of places that have none.
+        num_pages: columns of the page table that the pass needs.
+
+    Returns:
+        positions [B * q], slots [B * q], prefix_lens [B], cu_q [B+1], tail_lens [B], all int64; the rows'
+        pages [B, num_pages] int32.
+    """
+    batch, device = rows.shape[0], rows.device
+    base = lens[rows].unsqueeze(1)
+    places = (base + offset).clamp(min=0) + torch.arange(width, device=device)
+    positions = places if ahead is None else (base + ahead).expand(-1, width)
+    slots = slots_or_none(pages, rows.unsqueeze(1), places, page_size, dummy_page)
+    prefix_lens = places[:, -1] + 1 - tail
+    return (
+        positions.reshape(-1),
+        slots.view(-1),
+        prefix_lens,
+        torch.arange(batch + 1, device=device) * width,
+        torch.full_like(prefix_lens, tail),
+        pages[rows, :num_pages],
+    )
+
+
 def pick_places(
     tree: DraftTree, selection: Selection, rows: Tensor, lens: Tensor, prompt_lens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -260,8 +307,22 @@ def compact(
 
     Returns:
         cu [B+1], where each row's path begins; token_ids, next_ids, positions, slots and the selected node
-        [T] each, all int64. What lies past cu[B] is dead: 0 everywhere, slot -1.
+        [T] each, all int64. What lies past cu[B] is dead: 0 everywhere, slot -1; on a CPU it is cut off,
+        unless nothing else is left.
     """
+    if cu_q.is_cpu:  # reading is free here, and what is dead would be computed
+        at = (verdict.path.view(-1) >= 0).nonzero().squeeze(1)
+        if at.shape[0] > 0:
+            row = torch.div(at, verdict.path.shape[1], rounding_mode="floor")
+            places = lens[row] + at % verdict.path.shape[1]
+            return (
+                cumulative(verdict.count),
+                verdict.path_tokens.view(-1)[at],
+                emitted.view(-1)[at].clamp(min=0),
+                places,
+                slots_or_none(pages, rows[row], places, page_size, dummy_page),
+                cu_q[row] + verdict.path.view(-1)[at],
+            )
     step = torch.arange(verdict.path.shape[1], device=verdict.path.device)
     accepted = step < verdict.count.unsqueeze(1)  # [B, A]
     cu = cumulative(verdict.count)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.ops.triton.candidates_kernels import learn_kernel, rank_kernel
-from paceline.ops.triton.tree import block
+from paceline.ops.triton.tree import block, warps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,8 @@ def rank_candidates(
     noise: Tensor | None,
     temperature: Tensor,
     log: Tensor,
-    reach: Tensor,
+    held: Tensor,
+    claimed: Tensor,
 ) -> Five:
     """See `ops.reference.candidates.rank_candidates`."""
     rows, positions, count = top.shape
@@ -42,7 +43,8 @@ def rank_candidates(
             top if noise is None else noise.contiguous(),  # a pointer that is not used
             temperature,
             log,
-            reach,
+            held,
+            claimed,
             out_ids,
             out[0],
             share,
@@ -52,12 +54,10 @@ def rank_candidates(
             temperature.stride(0),
             log.stride(0),
             log.stride(1),
-            reach.stride(0),
-            reach.stride(1),
             COUNT=count,
             BLOCK=block(count),
             HAS_NOISE=noise is not None,
-            num_warps=4,
+            num_warps=max(4, warps(block(count))),
         )
     return out_ids, out[0], share, out[1], out[2]
 

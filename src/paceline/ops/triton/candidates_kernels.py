@@ -14,11 +14,11 @@ def _log_softmax(x, here):
     return x - peak - tl.log(total)
 
 
-@triton.jit(do_not_specialize=["positions", "t_stride", "l_kind", "l_at", "r_kind", "r_at"])
+@triton.jit(do_not_specialize=["positions", "t_stride", "l_kind", "l_at"])
 def rank_kernel(
-    top, ids, mass, noise, temperature, log, reach,
+    top, ids, mass, noise, temperature, log, held, claimed,
     out_ids, out_scores, out_share, out_on, out_off,
-    positions, t_stride, l_kind, l_at, r_kind, r_at,
+    positions, t_stride, l_kind, l_at,
     COUNT: tl.constexpr, BLOCK: tl.constexpr, HAS_NOISE: tl.constexpr,
 ):  # fmt: skip
     """One position of one row: a candidate's rank is the number of those before it."""
@@ -58,12 +58,16 @@ def rank_kernel(
     to = spot * COUNT + rank
     tl.store(out_ids + to, token, mask=here)
     tl.store(out_scores + to, score, mask=here)
-    on = tl.exp(tl.load(log + kind * l_kind + position * l_at)) * scale
-    held = tl.minimum(share + tl.load(reach + kind * r_kind + position * r_at), 0.0)
-    tl.store(out_on + to, _log_softmax(score * on, here) + held, mask=here)
-    off = tl.exp(tl.load(log + (kind + 1) * l_kind + position * l_at)) * scale
-    held = tl.minimum(share + tl.load(reach + (kind + 1) * r_kind + position * r_at), 0.0)
-    tl.store(out_off + to, _log_softmax(score * off, here) + held, mask=here)
+    cell = kind * l_kind + position * l_at
+    on = tl.exp(tl.load(log + cell)) * scale
+    reach = tl.log(tl.load(held + cell) / tl.load(claimed + cell))
+    weight = _log_softmax(score * on, here) + tl.minimum(share + reach, 0.0)
+    tl.store(out_on + to, weight, mask=here)
+    cell += l_kind
+    off = tl.exp(tl.load(log + cell)) * scale
+    reach = tl.log(tl.load(held + cell) / tl.load(claimed + cell))
+    weight = _log_softmax(score * off, here) + tl.minimum(share + reach, 0.0)
+    tl.store(out_off + to, weight, mask=here)
 
 
 @triton.jit

@@ -22,6 +22,7 @@ import torch
 from paceline.core.tree import Selection
 from paceline.ops.triton.tree_kernels import (
     choose_kernel,
+    draft_inputs_kernel,
     eligible_kernel,
     inputs_kernel,
     pick_places_kernel,
@@ -172,6 +173,56 @@ def verify_inputs(
             num_warps=warps(block_n),
         )
     return flat[0], flat[1], flat[2], own[0], own[1], table
+
+
+def draft_inputs(
+    rows: Tensor,
+    lens: Tensor,
+    pages: Tensor,
+    *,
+    width: int,
+    offset: int,
+    ahead: int | None,
+    tail: int,
+    page_size: int,
+    dummy_page: int,
+    num_pages: int,
+) -> Six:
+    """See `ops.reference.verify.draft_inputs`."""
+    batch, dev = rows.shape[0], rows.device
+    flat = torch.empty(2, batch * width, dtype=torch.int64, device=dev)
+    own = torch.empty(2, batch, dtype=torch.int64, device=dev)
+    cu_q = torch.empty(batch + 1, dtype=torch.int64, device=dev)
+    num_pages = min(num_pages, pages.shape[1])
+    table = torch.empty(batch, num_pages, dtype=torch.int32, device=dev)
+    with torch.cuda.device_of(flat):  # type: ignore[no-untyped-call]
+        draft_inputs_kernel[batch,](
+            rows.contiguous(),
+            lens,
+            pages,
+            flat[0],
+            flat[1],
+            own[0],
+            cu_q,
+            own[1],
+            table,
+            batch,
+            lens.shape[0] - 1,
+            pages.stride(0),
+            pages.shape[1],
+            num_pages,
+            dummy_page,
+            width,
+            offset,
+            ahead or 0,
+            tail,
+            AHEAD=ahead is not None,
+            PAGE=page_size,
+            BLOCK=block(width),
+            COLUMNS=_DEAD,
+            num_warps=warps(block(width)),
+        )
+    return flat[0], flat[1], own[0], cu_q, own[1], table
 
 
 def pick_places(

@@ -232,3 +232,43 @@ def pick_places_kernel(
     tl.store(owners + at, row, mask=here)
     tl.store(positions + at, position, mask=here)
     tl.store(outputs + at, position - prompt, mask=here)
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "spare", "page_stride", "num_columns", "num_pages", "dummy", "width",
+        "offset", "ahead", "tail"],
+)  # fmt: skip
+def draft_inputs_kernel(
+    rows, lens, pages, positions, slots, prefix_lens, cu_q, tail_lens, table,
+    num_rows, spare, page_stride, num_columns, num_pages, dummy, width, offset, ahead, tail,
+    AHEAD: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Positions and slots of a row's queries in a drafter's pass; its lengths and its pages."""
+    b = tl.program_id(0)
+    row = tl.load(rows + b).to(tl.int64)
+    row = tl.where(row < 0, spare, row)
+    length = tl.load(lens + row)
+    first = tl.maximum(length + offset, 0)
+    tl.store(prefix_lens + b, first + width - tail)
+    tl.store(tail_lens + b, tail)
+    tl.store(cu_q + b, b * width)
+    if b == num_rows - 1:
+        tl.store(cu_q + num_rows, num_rows * width)
+    own_pages = pages + row * page_stride
+    at = tl.arange(0, BLOCK)
+    here = at < width
+    place = first + at
+    page = tl.load(
+        own_pages + place // PAGE, mask=here & (place // PAGE < num_columns), other=dummy
+    )
+    slot = tl.where(page == dummy, -1, page.to(tl.int64) * PAGE + place % PAGE)
+    to = b.to(tl.int64) * width + at
+    tl.store(slots + to, slot, mask=here)
+    position = place
+    if AHEAD:
+        position = length + ahead + tl.zeros([BLOCK], tl.int64)
+    tl.store(positions + to, position, mask=here)
+    for start in range(0, num_pages, COLUMNS):
+        column = start + tl.arange(0, COLUMNS)
+        ids = tl.load(own_pages + column, mask=column < num_pages, other=0)
+        tl.store(table + b.to(tl.int64) * num_pages + column, ids, mask=column < num_pages)
