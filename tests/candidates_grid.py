@@ -15,6 +15,7 @@ from paceline.core.tree import DraftTree
 from paceline.ops.reference import candidates as definition
 from paceline.ops.reference import growth as growth_definition
 from paceline.ops.triton import candidates, growth
+from paceline.sample.noise import keyed_noise
 from tests.tree_grid import poisoned, same
 from tests.unit.draft.test_ddtree import random_case
 
@@ -96,3 +97,19 @@ def check_growth(rng: random.Random, device: str) -> None:
         mine = growth.best_first(*(x.to(device) for x in given), budget, width, 4)
     for field in fields(DraftTree):
         same(getattr(mine, field.name), getattr(want, field.name), field.name)
+
+
+def check_noise(rng: random.Random, device: str) -> None:
+    """The noise of a pick, of some tokens: keyed by row, position and token; none in greedy rows."""
+    capacity, spots, count = 5, rng.randint(1, 9), rng.choice([1, 16, 130])
+    floats, ints = torch.zeros(capacity + 1, 6).double(), torch.zeros(capacity + 1, 7).long()
+    floats[:, 0] = torch.tensor([rng.choice([0.0, 0.7, 1.0]) for _ in range(capacity + 1)])
+    ints[:, 1] = torch.tensor([rng.getrandbits(64) - 2**63 for _ in range(capacity + 1)])
+    rows = torch.tensor([rng.randrange(-1, capacity + 1) for _ in range(spots)])
+    positions = torch.tensor([rng.randrange(2**20) for _ in range(spots)])
+    ids = torch.randint(0, 150_000, (spots, count))
+    want = keyed_noise(rows, positions, ids, ints[:, 1], floats[:, 0])
+    there = ints.to(device)[:, 1], floats.to(device)[:, 0]
+    with poisoned():
+        found = candidates.keyed_noise(*(x.to(device) for x in (rows, positions, ids)), *there)
+    close(found, want, "noise", 1e-4)

@@ -16,7 +16,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("check", [grid.check_rank, grid.check_learn, grid.check_growth])
+@pytest.mark.parametrize(
+    "check", [grid.check_rank, grid.check_learn, grid.check_growth, grid.check_noise]
+)
 def test_kernels_are_the_definition(check: Callable[[random.Random, str], None]) -> None:
     """Any shapes, ties, numbers that are none; trees bit for bit."""
     rng = random.Random(7)

@@ -24,7 +24,13 @@ def test_the_interpreter_is_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "check, cases", [(grid.check_rank, 60), (grid.check_learn, 30), (grid.check_growth, 60)]
+    "check, cases",
+    [
+        (grid.check_rank, 60),
+        (grid.check_learn, 30),
+        (grid.check_growth, 60),
+        (grid.check_noise, 40),
+    ],
 )
 def test_kernels_are_the_definition(
     check: Callable[[random.Random, str], None], cases: int

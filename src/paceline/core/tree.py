@@ -152,17 +152,35 @@ def chain(token_ids: Tensor, scores: Tensor, source: int) -> DraftTree:
         scores: [B, N] log survival estimates, 0 at the root, not increasing along a row.
         source: which drafter proposes it.
     """
-    rows, width = token_ids.shape
-    place = torch.arange(width, device=token_ids.device)
-    sources = (place > 0).to(torch.int8) * source
+    width = token_ids.shape[1]
+    return chain_like(straight(width, source, token_ids.device), token_ids, scores)
+
+
+def chain_like(shape: DraftTree, token_ids: Tensor, scores: Tensor) -> DraftTree:
+    """`chain` in the shape that `straight` made once: nothing but tokens and scores is new."""
+    rows = token_ids.shape[0]
     return DraftTree(
         token_ids=token_ids,
-        parents=(place - 1).expand(rows, -1),
-        depths=place.expand(rows, -1),
-        mask=prefix_bits(place + 1, width).expand(rows, -1, -1),
+        parents=shape.parents.expand(rows, -1),
+        depths=shape.depths.expand(rows, -1),
+        mask=shape.mask.expand(rows, -1, -1),
         scores=scores.to(torch.float32),
-        sources=sources.expand(rows, -1),
-        num_nodes=torch.full_like(token_ids[:, 0], width),
+        sources=shape.sources.expand(rows, -1),
+        num_nodes=shape.num_nodes.expand(rows),
+    )
+
+
+def straight(width: int, source: int, device: torch.device) -> DraftTree:
+    """The shape of a chain of `width` nodes, root included, for one row; without tokens and scores."""
+    place = torch.arange(width, device=device)
+    return DraftTree(
+        token_ids=torch.full((1, width), -1, dtype=torch.int64, device=device),
+        parents=(place - 1).unsqueeze(0),
+        depths=place.unsqueeze(0),
+        mask=prefix_bits(place + 1, width).unsqueeze(0),
+        scores=torch.zeros(1, width, device=device),
+        sources=((place > 0).to(torch.int8) * source).unsqueeze(0),
+        num_nodes=torch.full((1,), width, dtype=torch.int64, device=device),
     )
 
 

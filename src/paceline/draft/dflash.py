@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from paceline.core import tree
 from paceline.draft import checkpoint_folder
@@ -180,7 +181,9 @@ class DFlashDrafter:
     ) -> None:
         net = load_net(config, target) if net is None else net
         self._block = DFlashBlock(net, config.num_speculative_tokens)
-        self.spec = self._block.spec("dflash", 1 + self._block.num_positions)
+        nodes = 1 + self._block.num_positions
+        self.spec = self._block.spec("dflash", nodes)
+        self._shape = tree.straight(nodes, SOURCE, target.device)
 
     def attach(self, runtime: DraftRuntime) -> None:
         """See `Drafter`."""
@@ -197,9 +200,8 @@ class DFlashDrafter:
             return tree.root(roots)
         found = self._block.candidates(rows, 1)
         tokens = torch.cat((roots.unsqueeze(1), found.ids[:, :, 0]), dim=1)
-        survival = found.weights[:, :, 0].cumsum(1)
-        scores = torch.cat((torch.zeros_like(survival[:, :1]), survival), dim=1)
-        return tree.chain(tokens, scores, SOURCE)
+        scores = pad(found.weights[:, :, 0].cumsum(1), (1, 0))
+        return tree.chain_like(self._shape, tokens, scores)
 
 
 def load_net(config: DraftConfig, target: TargetInfo) -> DFlashNet:

@@ -18,7 +18,6 @@ from paceline import ops
 from paceline.attention.base import PagedAttend
 from paceline.core.batch import ForwardBatch, ForwardMode, ForwardOutput
 from paceline.engine.fused import FusedPass, fuse
-from paceline.sample.noise import gumbel, hash_tokens, noise_words_of
 
 if TYPE_CHECKING:
     from paceline.attention.base import AttentionBackend
@@ -58,9 +57,7 @@ class NetworkRuntime:
     def noise(self, rows: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
         """See `DraftRuntime`."""
         options = self._rows.options
-        words = noise_words_of(options.key[rows], positions)
-        noise = gumbel(hash_tokens(token_ids.to(torch.int32), words), torch.float32)
-        return noise.masked_fill((options.temperature[rows] == 0).unsqueeze(1), 0.0)
+        return ops.keyed_noise(rows, positions, token_ids, options.key, options.temperature)
 
     def block(self, rows: Tensor, token_ids: Tensor, mask: Tensor) -> ForwardBatch:
         """See `DraftRuntime`."""

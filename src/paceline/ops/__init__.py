@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from paceline.ops import calls
 from paceline.ops.dispatch import implementation
-from paceline.ops.drafts import best_first, learn, rank_candidates
+from paceline.ops.drafts import best_first, keyed_noise, learn, rank_candidates
 from paceline.ops.packed import Groups, PackedWeight, pack, quantize
 from paceline.ops.verify import (
     advance,
@@ -40,6 +40,7 @@ __all__ = [
     "draft_inputs",
     "embedding",
     "judge",
+    "keyed_noise",
     "kv_write",
     "learn",
     "linear",

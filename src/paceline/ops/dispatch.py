@@ -88,6 +88,10 @@ OPS: dict[str, tuple[Line, ...]] = {
     ),
     "pick": _PICK,
     "select": (_triton("tree:select"), _reference("tree:select")),
+    "keyed_noise": (
+        _triton("candidates:keyed_noise"),
+        Line(name="torch", target="paceline.sample.noise:keyed_noise"),
+    ),
     "best_first": (_triton("growth:best_first"), _reference("growth:best_first")),
     **{
         op: (_triton(f"candidates:{op}"), _reference(f"candidates:{op}"))

@@ -1,7 +1,7 @@
 """Operators of drafter networks on candidates and trees, dispatched on their device; part of `paceline.ops`.
 
-What they compute is said in `ops/reference/candidates.py` and `ops/reference/growth.py`: arguments and
-results are those of the functions of the same name there.
+What they compute is said in `ops/reference/candidates.py`, `ops/reference/growth.py` and, of `keyed_noise`,
+in `sample/noise.py`: arguments and results are those of the functions of the same name there.
 """
 
 from __future__ import annotations
@@ -60,4 +60,13 @@ def best_first(
     """The `budget` best prefixes of every row's candidates, as a tree."""
     op = _chosen("best_first", on, torch.float32)
     found: DraftTree = op(roots, ids, on, off, budget, width, source)
+    return found
+
+
+def keyed_noise(
+    rows: Tensor, positions: Tensor, token_ids: Tensor, keys: Tensor, temperature: Tensor
+) -> Tensor:
+    """What a pick adds to the scores of some tokens [M, n], float32; 0 in greedy rows."""
+    op = _chosen("keyed_noise", token_ids, torch.float32)
+    found: Tensor = op(rows, positions, token_ids, keys, temperature)
     return found

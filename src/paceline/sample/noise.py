@@ -123,6 +123,27 @@ def gumbel(bits: Tensor, dtype: torch.dtype) -> Tensor:
     return v.neg_().log1p_().neg_().log_().neg_()
 
 
+def keyed_noise(
+    rows: Tensor, positions: Tensor, token_ids: Tensor, keys: Tensor, temperature: Tensor
+) -> Tensor:
+    """Noise of some tokens: what a pick adds to their scores; 0 in greedy rows.
+
+    Args:
+        rows: [M] int64.
+        positions: [M] int64 of the tokens to be emitted.
+        token_ids: [M, n] int64.
+        keys: [R+1] int64 noise key of every row.
+        temperature: [R+1] of every row.
+
+    Returns:
+        [M, n] float32.
+    """
+    noise = gumbel(
+        hash_tokens(token_ids.to(torch.int32), noise_words_of(keys[rows], positions)), torch.float32
+    )
+    return noise.masked_fill((temperature[rows] == 0).unsqueeze(1), 0.0)
+
+
 def _mix64(x: int) -> int:
     x = (x ^ (x >> 30)) * _MUL_A & _U64
     x = (x ^ (x >> 27)) * _MUL_B & _U64

@@ -15,6 +15,7 @@ from paceline.ops.dispatch import explain
 
 ROOT = Path(__file__).resolve().parents[3]
 OPS = (
+    "keyed_noise",
     "best_first",
     "rank_candidates",
     "learn",

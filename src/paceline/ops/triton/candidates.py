@@ -1,4 +1,6 @@
-"""Rank candidates and learn from them, a kernel each; the definitions are `ops/reference/candidates.py`.
+"""Candidates' noise, their order, and what is learned from them, a kernel each.
+
+The definitions are `ops/reference/candidates.py` and, of `keyed_noise`, `sample/noise.py`.
 
 Letters: B rows, P positions, C candidates.
 """
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.ops.triton.candidates_kernels import learn_kernel, rank_kernel
+from paceline.ops.triton.candidates_kernels import learn_kernel, noise_kernel, rank_kernel
 from paceline.ops.triton.tree import block, warps
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from paceline.ops.reference.candidates import Five
 
+_NOISE = 128  # tokens that a program hashes at once
 _ROWS = 4  # rows of a position that a program judges at once
 
 
@@ -98,3 +101,26 @@ def learn(
             ROWS=_ROWS,
             num_warps=4,
         )
+
+
+def keyed_noise(
+    rows: Tensor, positions: Tensor, token_ids: Tensor, keys: Tensor, temperature: Tensor
+) -> Tensor:
+    """See `sample.noise.keyed_noise`."""
+    out = torch.empty(token_ids.shape, dtype=torch.float32, device=token_ids.device)
+    with torch.cuda.device_of(out):  # type: ignore[no-untyped-call]
+        noise_kernel[token_ids.shape[0],](
+            rows.contiguous(),
+            positions.contiguous(),
+            token_ids.contiguous(),
+            keys,
+            temperature,
+            out,
+            keys.shape[0] - 1,
+            token_ids.shape[1],
+            keys.stride(0),
+            temperature.stride(0),
+            BLOCK=_NOISE,
+            num_warps=4,
+        )
+    return out

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from paceline.ops.triton.pick_kernels import gumbel, noise_words, uniforms
+
 
 @triton.jit
 def _log_softmax(x, here):
@@ -146,3 +148,23 @@ def learn_kernel(
     tl.store(log + at_table, tl.minimum(tl.maximum(moved, least), most))
     tl.store(held + at_table, tl.load(held + at_table) * keep + seen)
     tl.store(claimed + at_table, tl.load(claimed + at_table) * keep + claims)
+
+
+@triton.jit(do_not_specialize=["spare", "count", "k_stride", "t_stride"])
+def noise_kernel(
+    rows, positions, tokens, keys, temperature, out,
+    spare, count, k_stride, t_stride,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Noise of some tokens of one position."""
+    spot = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + spot).to(tl.int64)
+    row = tl.where(row < 0, spare, row)
+    word_0, word_1 = noise_words(tl.load(keys + row * k_stride), tl.load(positions + spot))
+    heat = tl.load(temperature + row * t_stride).to(tl.float32)
+    for start in range(0, count, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        here = at < count
+        token = tl.load(tokens + spot * count + at, mask=here, other=0).to(tl.int32)
+        noise = gumbel(uniforms(token, word_0, word_1))
+        tl.store(out + spot * count + at, tl.where(heat == 0, 0.0, noise), mask=here)
