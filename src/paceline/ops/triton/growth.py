@@ -1,7 +1,7 @@
 """Best-first growth of draft trees in one kernel, a program a row; the definition is `ops/reference/growth.py`.
 
 Here it is the published heap (DDTree, arXiv 2604.12989), with a line of slots for a heap: a node costs a
-maximum over the line, so a tree of 16 nodes costs a few microseconds, one of 256 a hundred.
+maximum over the line.
 
 Letters: B rows, P positions, C candidates, N nodes, W mask words.
 """
