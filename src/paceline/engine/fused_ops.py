@@ -2,10 +2,10 @@
 
 The arithmetic of the network's modules in fewer calls; a layer is
 
-    add_rms_norm   product   rope_write   attention   product   add_rms_norm   product   silu_mul   product
+    product   rope_write   attention   product and add_rms_norm   product   silu_mul   product and add_rms_norm
 
-where the modules call norms of heads, rope and cache write one by one. A layer's output, which may be
-tapped, is the stream that the next norm stores anyway. Nothing is read back and all shapes are the
+where the modules call norms of heads, rope and cache write one by one. A layer ends with the norm that
+the next one begins with; its output, which may be tapped, is the stream that this norm stores anyway. Nothing is read back and all shapes are the
 batch's, so that a pass can be captured. Wherever the ops run, so does the pass: a CPU is for tests.
 
 Letters: T tokens, H hidden size, I intermediate size, Hq/Hkv heads, D head size, S slots.
@@ -45,6 +45,12 @@ class _Product:
         """[T, K] to [T, N]."""
         return ops.linear(x, self.weight, self.bias)
 
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Of the product [T, N] and the stream so far: the norm, and the stream with the product."""
+        return ops.linear_add_rms_norm(x, self.weight, residual, norm_weight, eps, self.bias)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
@@ -53,7 +59,6 @@ class _Layer:
     site: AttnSite
     k_cache: Tensor  # [Hkv, S, D]
     v_cache: Tensor  # [Hkv, S, D]
-    attention_norm: Tensor  # [H]
     qkv: _Product
     head_norms: tuple[Tensor, Tensor] | None  # [D] of queries, [D] of keys
     out: _Product
@@ -63,7 +68,7 @@ class _Layer:
 
 
 class OpsPass(FusedPass):
-    """Each layer as nine operators.
+    """Each layer as seven operators.
 
     Args:
         net: the network's parts. Parameters may change in place, but not be exchanged.
@@ -77,23 +82,20 @@ class OpsPass(FusedPass):
         self._net = net
         self._pool = pool
         self._backend = backend
-        self._norm = net.norm.weight
         self._layers = [_layer(layer, pool) for layer in net.layers]
+        norms = [layer.attention_norm.weight for layer in net.layers]
+        self._first_norm = norms[0]
+        self._next_norms = [*norms[1:], net.norm.weight]  # of what follows each layer
 
     def forward(self, batch: ForwardBatch, aux_layers: tuple[int, ...]) -> ForwardOutput:
         """See `FusedPass`."""
         net, eps = self._net, self._net.eps
         self._backend.plan(batch)
         attend = PagedAttend(self._backend, self._pool, batch)
-        x, stream = net.embed(batch.token_ids), None
+        stream = net.embed(batch.token_ids)
+        normed = ops.rms_norm(stream, self._first_norm, eps)
         taps: dict[int, Tensor] = {}
-        for index, layer in enumerate(self._layers):
-            if stream is None:
-                normed, stream = ops.rms_norm(x, layer.attention_norm, eps), x
-            else:
-                normed, stream = ops.add_rms_norm(x, stream, layer.attention_norm, eps)
-                if index - 1 in aux_layers:
-                    taps[index - 1] = stream
+        for index, (layer, next_norm) in enumerate(zip(self._layers, self._next_norms, strict=True)):
             q = ops.rope_write(
                 layer.qkv(normed),
                 batch.positions,
@@ -104,14 +106,14 @@ class OpsPass(FusedPass):
                 layer.head_norms,
                 eps,
             )
-            x = layer.out(attend.written(layer.site, q).flatten(1))
-            normed, stream = ops.add_rms_norm(x, stream, layer.mlp_norm, eps)
-            x = layer.down(ops.silu_mul(layer.gate_up(normed)))
-        assert stream is not None, "a network has layers"
-        hidden, stream = ops.add_rms_norm(x, stream, self._norm, eps)
-        taps[len(self._layers) - 1] = stream
+            x = attend.written(layer.site, q).flatten(1)
+            normed, stream = layer.out.add_rms_norm(x, stream, layer.mlp_norm, eps)
+            x = ops.silu_mul(layer.gate_up(normed))
+            normed, stream = layer.down.add_rms_norm(x, stream, next_norm, eps)
+            if index in aux_layers:
+                taps[index] = stream
         aux = torch.cat([taps[index] for index in aux_layers], dim=-1) if aux_layers else None
-        return ForwardOutput(hidden=hidden, aux=aux)
+        return ForwardOutput(hidden=normed, aux=aux)
 
 
 def _layer(layer: PreNormLayer, pool: KVPool) -> _Layer:
@@ -127,7 +129,6 @@ def _layer(layer: PreNormLayer, pool: KVPool) -> _Layer:
         site=attention.site,
         k_cache=pool.k[attention.site.index],
         v_cache=pool.v[attention.site.index],
-        attention_norm=layer.attention_norm.weight,
         qkv=product(attention.qkv),
         head_norms=head_norms,
         out=product(attention.out),

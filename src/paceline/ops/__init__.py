@@ -44,6 +44,7 @@ __all__ = [
     "kv_write",
     "learn",
     "linear",
+    "linear_add_rms_norm",
     "linear_f32",
     "move_paths",
     "pack",
@@ -103,6 +104,24 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     """Return (normed, stream): stream = residual + x, rounded; normed = rms_norm(stream). [T, H]."""
     op = implementation("add_rms_norm", _type(x), x.dtype)
     return cast("tuple[Tensor, Tensor]", op(x, residual, weight, eps))
+
+
+def linear_add_rms_norm(
+    x: Tensor,
+    weight: Tensor | PackedWeight,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`add_rms_norm` of `linear`'s product: x [T, K], weight [N, K], residual [T, N] -> two [T, N].
+
+    See `reference.linear.linear_add_rms_norm`; a bias [N] is the product's.
+    """
+    if not isinstance(weight, Tensor) or bias is not None:
+        return add_rms_norm(linear(x, weight, bias), residual, norm_weight, eps)
+    op = implementation("linear_add_rms_norm", _type(x), x.dtype)
+    return cast("tuple[Tensor, Tensor]", op(x, weight, residual, norm_weight, eps))
 
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:

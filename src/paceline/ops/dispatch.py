@@ -106,8 +106,12 @@ OPS: dict[str, tuple[Line, ...]] = {
         )
         for op in names
     },
-    "linear": (_ROWS, _reference("linear:linear")),
-    "linear_f32": (_ROWS_F32, _reference("linear:linear_f32")),
+    "linear": (_ROWS, _triton("linear:linear"), _reference("linear:linear")),
+    "linear_f32": (_ROWS_F32, _triton("linear:linear_f32"), _reference("linear:linear_f32")),
+    "linear_add_rms_norm": (
+        _triton("linear:linear_add_rms_norm"),
+        Line(name="two operators", target="paceline.ops.composed:linear_add_rms_norm"),
+    ),
     "pack_dense": (
         _native("dense:pack"),
         Line(name="plain tensor", target="paceline.ops.cpu.dense:plain"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from paceline.ops.reference.fused import wide
+from paceline.ops.reference.fused import add_rms_norm, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,3 +47,24 @@ def linear_f32(x: Tensor, weight: Tensor) -> Tensor:
     if x.is_cuda:
         return torch.mm(x, weight.t(), out_dtype=kind)
     return functional.linear(x, weight).to(kind)
+
+
+def linear_add_rms_norm(
+    x: Tensor, weight: Tensor, residual: Tensor, norm_weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return (rms_norm(stream), stream) with stream = residual + x @ weight.T.
+
+    The product is rounded to x's dtype, then the sum to the residual's: `linear`, then
+    `fused.add_rms_norm`.
+
+    Args:
+        x: [T, K].
+        weight: [N, K] in x's dtype.
+        residual: [T, N], the stream so far.
+        norm_weight: [N].
+        eps: added to the mean square.
+
+    Returns:
+        [T, N] each, in the residual's dtype.
+    """
+    return add_rms_norm(linear(x, weight), residual, norm_weight, eps)
