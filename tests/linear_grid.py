@@ -62,7 +62,7 @@ def products(grid: Grid, rows: int, size: tuple[int, int], tiles: Tiles) -> None
     x, weight, _, _ = grid.inputs(rows, *size)
     blocks = -(-size[1] // tiles.block_k)
     per = -(-blocks // tiles.split) * tiles.block_k
-    for gap in GAPS:
+    for gap in GAPS if rows <= 16 else GAPS[:1]:
         a, b = (x, weight) if gap == 0 else (grid.apart(x, gap), grid.apart(weight, gap))
         found = linear.parts(a, b, tiles, torch.float32)
         assert found.shape == (tiles.split, rows, size[0])
@@ -101,7 +101,11 @@ def norms(grid: Grid, rows: int, size: tuple[int, int], tiles: Tiles) -> None:
 
 
 def company(grid: Grid, size: tuple[int, int], tiles: Tiles) -> None:
-    """Up to 16 rows, a row's bits are the same alone and among others."""
+    """Up to 16 rows, a row's bits are the same alone and among others.
+
+    Rows should begin at multiples of 16 bytes, as they do in whole tensors: how the norm's sum is
+    shared among threads follows from how wide they read.
+    """
     x, weight, residual, gain = grid.inputs(16, *size)
     everything = linear.product_norm(x, weight, residual, gain, EPS, tiles)
     plain = linear.parts(x, weight, tiles, torch.float32)

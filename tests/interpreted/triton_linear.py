@@ -50,7 +50,7 @@ def test_sizes_of_a_model() -> None:
 @on_all_tiles
 def test_rows_have_the_same_bits_in_any_company(tiles: Tiles) -> None:
     """How many rows there are decides nothing, up to 16."""
-    linear_grid.company(GRID, (130, 200), tiles)
+    linear_grid.company(GRID, (136, 200), tiles)
 
 
 @on_all_tiles
