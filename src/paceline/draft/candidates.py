@@ -46,7 +46,7 @@ _SAMPLED_SHARPNESS = 1.5
 _LEAST, _MOST = math.log(0.1), math.log(10.0)  # log sharpness stays between these
 _KEPT = 0.998  # of what was learned, per judged token
 _PRIOR = 20.0  # judged tokens of information that the starting value is worth
-_NOTED = 8  # steps that a CPU learns from at once
+_NOTED = 8  # rows of steps that a CPU learns from at once
 _OFF_SPINE = 0.5  # of the sharpness on the spine, to begin with
 
 _NO_ID = 1 << 62  # above every token
@@ -91,6 +91,7 @@ class Calibration:
         self._information = torch.full_like(self._log, _PRIOR)
         self._held = torch.full_like(self._log, _PRIOR)  # emitted tokens that were candidates
         self._claimed = torch.full_like(self._log, _PRIOR)  # how many should have been
+        self._num_learned = 0  # rows of steps that were noted and learned from
         # By number of candidates: steps that nothing was learned from so far.
         self._noted: dict[int, list[tuple[Candidates, Tensor, Tensor]]] = {}
 
@@ -147,15 +148,18 @@ class Calibration:
     def note(self, found: Candidates, temperature: Tensor, emitted: Tensor) -> None:
         """`learn`, on a CPU from several steps at once.
 
-        There a step's many small operators cost more than what newer numbers are worth.
+        There a step's many small operators cost more than what newer numbers are worth, once they are no
+        large part of all: what waits is at most an eighth of what was learned from.
         """
         if not emitted.is_cpu:
             self.learn(found, temperature, emitted)
             return
         kept = self._noted.setdefault(found.ids.shape[2], [])
         kept.append((found, temperature, emitted))
-        if len(kept) < _NOTED:
+        waiting = sum(rows.shape[0] for _, rows, _ in kept)
+        if waiting < min(_NOTED, self._num_learned // _NOTED):
             return
+        self._num_learned += waiting
         parts = list(zip(*kept, strict=True))
         kept.clear()
         self.learn(Candidates.cat(parts[0]), torch.cat(parts[1]), torch.cat(parts[2]))

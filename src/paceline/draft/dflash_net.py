@@ -248,6 +248,9 @@ class DFlashNet(nn.Module):
         if matrix is None:
             matrix = torch.cat([self._kv_weight(layer).detach() for layer in self._each_layer()])
         self._stacked = matrix
+        norms = [layer.attention.k_norm for layer in self._each_layer()]
+        gains = [norm.weight.detach() for norm in norms if norm is not None]
+        self._gains = torch.stack(gains).to(wide(self.dtype)).unsqueeze(1)  # [L, 1, D]
 
     # ------------------------------------------------------------------------------ context paths
 
@@ -290,21 +293,21 @@ class DFlashNet(nn.Module):
     def _stacked_context(self, c: Tensor, positions: Tensor) -> list[KeysValues]:
         assert self._stacked is not None, "`stack` was not called"
         heads, dim = self.config.num_kv_heads, self.config.head_dim
-        layers, tokens = self._each_layer(), c.shape[0]
-        biases = [layer.attention.qkv.bias for layer in layers]
-        bias = (
-            torch.cat([b[layers[0].attention.qkv.splits[0] :] for b in biases if b is not None])
-            if self.config.attention_bias
-            else None
-        )
-        both = ops.linear(c, self._stacked, bias).view(tokens, len(layers), 2, heads, dim)
+        layers, tokens = len(self.layers), c.shape[0]
+        both = ops.linear(c, self._stacked, self._stacked_bias())
+        both = both.view(tokens, layers, 2, heads, dim)
         k = both[:, :, 0].to(wide(both.dtype))  # [T, L, Hkv, D]
-        norms = [layer.attention.k_norm for layer in layers]
-        gains = torch.stack([n.weight for n in norms if n is not None]).to(k.dtype)
         k = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
-        k = (k * gains[:, None]).to(both.dtype)
-        k = self._rotated(k.view(tokens, len(layers) * heads, dim), positions).view(k.shape)
-        return [(k[:, i], both[:, i, 1]) for i in range(len(layers))]
+        k = (k * self._gains).to(both.dtype)
+        k = self._rotated(k.view(tokens, layers * heads, dim), positions).view(k.shape)
+        return list(zip(k.unbind(1), both[:, :, 1].unbind(1), strict=True))
+
+    def _stacked_bias(self) -> Tensor | None:
+        """All layers' key and value biases one after the other."""
+        if not self.config.attention_bias:
+            return None
+        biases = [(a.qkv.bias, a.qkv.splits[0]) for a in (x.attention for x in self._each_layer())]
+        return torch.cat([bias[queries:] for bias, queries in biases if bias is not None])
 
     def _rotated(self, k: Tensor, positions: Tensor) -> Tensor:
         """Keys alone, through the rotation of queries and keys."""
