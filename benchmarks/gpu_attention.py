@@ -7,19 +7,19 @@ with keys of its own (gigabytes), so that nothing is in a cache; Triton's as one
 which replays are timed by events. Results are compared with SDPA's before anything is timed.
 
     python benchmarks/gpu_attention.py --out benchmarks/results/gpu-attention.json
-    python benchmarks/gpu_attention.py --sweep --shapes rows --nodes 1     which tiles are fastest
+    python benchmarks/gpu_attention.py --sweep --out sweep.json     which tiles are fastest, in a minute
 
-Needs PyTorch and Triton, nothing else. Without --sweep a minute or two, most of it compilation.
+Needs PyTorch and Triton, nothing else. Without --sweep a minute or two, most of it compilation. What
+--sweep does is in `gpu_attention_sweep.py`; its time shrinks with the number of processors.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,7 +31,7 @@ from paceline.bench.machine import Json, machine, source, versions
 from paceline.core.batch import AttnSite, ForwardBatch, ForwardMode
 from paceline.kv.layout import Heads
 from paceline.kv.pool import KVPool
-from paceline.ops.triton.grid import Tiles, tiles_for
+from paceline.ops.triton.grid import Tiles
 
 PAGE = 16
 CUDA = torch.device("cuda")
@@ -135,91 +135,57 @@ def moved(shape: Shape, nodes: int) -> int:
 
 
 class Step:
-    """One decode step's attention in all layers."""
+    """One decode step's attention in all layers.
+
+    The kernels get a page table of twice the width, as in service, where its width is a power of two
+    or has room for what is generated; SDPA gets one that fits, since it gathers all of it.
+    """
 
     def __init__(self, shape: Shape, nodes: int, pool: KVPool, pages: Tensor) -> None:
         self.pool = pool
-        self.batch = make_batch(shape, nodes, pages)
+        self.fitting = make_batch(shape, nodes, pages)
+        self.batch = replace(self.fitting, pages=torch.cat([pages, torch.zeros_like(pages)], 1))
         self.q = torch.randn(
             shape.rows * nodes, shape.q_heads, shape.dim, dtype=torch.bfloat16, device=CUDA
         )
         self.sites = [AttnSite(index=i, scale=shape.dim**-0.5) for i in range(shape.layers)]
 
+        self._exact: Tensor | None = None
+
     def run(self, backend: TritonAttention | SdpaAttention, layers: int) -> Tensor:
         """Attention of some layers, one after the other; the last one's result."""
+        batch = self.batch if isinstance(backend, TritonAttention) else self.fitting
         for site in self.sites[:layers]:
-            out = backend.heads(site, self.q, self.pool, self.batch)
+            out = backend.heads(site, self.q, self.pool, batch)
         return out
 
-    def triton(self, repeats: int, tiles: Tiles | None, processors: int | None) -> float:
-        """Seconds of all layers as one graph; checked against SDPA first."""
-        backend = TritonAttention(tiles, processors)
+    def triton(self, repeats: int, tiles: Tiles | None, passes: int = 1) -> float:
+        """Seconds of all layers, so many times, as one graph; checked against SDPA first."""
+        backend = TritonAttention(tiles)
         backend.plan(self.batch)
         self._compare(backend)
-        layers = len(self.sites)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self.run(backend, layers)
-        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self.run(backend, layers)
+            for _ in range(passes):
+                self.run(backend, len(self.sites))
         return seconds(graph.replay, repeats)
 
     def sdpa(self, repeats: int) -> float:
         """Seconds of one layer."""
         backend = SdpaAttention()
-        backend.plan(self.batch)
+        backend.plan(self.fitting)
         return seconds(lambda: self.run(backend, SDPA_LAYERS), repeats, 1) / SDPA_LAYERS
 
     def _compare(self, backend: TritonAttention) -> None:
-        want = SdpaAttention()
-        want.plan(self.batch)
-        a, b = self.run(backend, 1).float(), self.run(want, 1).float()
-        off = float((a - b).norm() / b.norm())
+        if self._exact is None:
+            exact = SdpaAttention()
+            exact.plan(self.fitting)
+            self._exact = self.run(exact, 1).float()
+        found, want = self.run(backend, 1).float(), self._exact
+        off = float((found - want).norm() / want.norm())
         if not off < 1e-2:
             msg = f"the kernels' result is off by {off:.1e}"
             raise SystemExit(msg)
-
-
-def candidates(packed: int, dim: int) -> Iterable[tuple[Tiles, int]]:
-    """Tiles worth a try for so many packed queries, with one program a row or a unit."""
-    own = tiles_for(packed, dim)
-    warps = {16: (2, 4), 32: (2, 4), 64: (4, 8), 128: (4, 8)}[own.block_m]
-    for block_n, num_warps, stages in itertools.product((32, 64, 128), warps, (2, 3, 4)):
-        bytes_held = block_n * max(dim, 64) * 4 * (stages - 1) + own.block_m * dim * 2
-        if bytes_held > 160 << 10:
-            continue
-        for unit, processors in ((own.unit, 0), (own.unit, 1 << 20), (2 * own.unit, 1 << 20)):
-            yield (
-                Tiles(
-                    block_m=own.block_m,
-                    block_n=block_n,
-                    unit=unit,
-                    num_warps=num_warps,
-                    num_stages=stages,
-                ),
-                processors,
-            )
-
-
-def sweep(step: Step, shape: Shape, nodes: int, repeats: int) -> list[dict[str, Json]]:
-    """All candidates, fastest first."""
-    found: list[dict[str, Json]] = []
-    for tiles, processors in candidates(nodes * (shape.q_heads // shape.kv_heads), shape.dim):
-        fits = shape.context + nodes <= tiles.unit
-        if processors == 0 and shape.rows * shape.kv_heads < 64:
-            continue  # nothing to learn from a device that is mostly idle
-        if processors and fits:
-            continue  # the same as without
-        try:
-            took = step.triton(repeats, tiles, processors)
-        except Exception as error:  # noqa: BLE001 (too many resources, whatever its class)
-            print(f"  {tiles}: {type(error).__name__}", flush=True)
-            continue
-        found.append({**asdict(tiles), "split": bool(processors), "ms": took * 1e3})
-    return sorted(found, key=lambda line: float(str(line["ms"])))
 
 
 def main() -> None:
@@ -229,27 +195,50 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
     parser.add_argument("--nodes", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--sweep", action="store_true", help="try other tiles too")
+    parser.add_argument("--sweep", action="store_true", help="find the fastest tiles instead")
+    parser.add_argument("--budget", type=float, default=55.0, help="seconds of --sweep")
     args = parser.parse_args()
     torch.manual_seed(0)
-    ceiling = bandwidth(args.repeats)
-    torch.cuda.empty_cache()
-    print(f"read {ceiling['read'] / 1e12:.2f} TB/s, copy {ceiling['copy'] / 1e12:.2f} TB/s")
+    record: dict[str, Json] = {
+        "machine": machine(CUDA),
+        "source": source(),
+        "versions": versions() | {"triton": __import__("triton").__version__},
+    }
+    if args.sweep:
+        from gpu_attention_sweep import run
+
+        record["points"] = run(args.budget)
+    else:
+        ceiling = bandwidth(args.repeats)
+        torch.cuda.empty_cache()
+        print(f"read {ceiling['read'] / 1e12:.2f} TB/s, copy {ceiling['copy'] / 1e12:.2f} TB/s")
+        names, nodes = tuple(args.shapes), tuple(args.nodes)
+        record["bandwidth"] = dict(ceiling)
+        record["lines"] = measure(names, nodes, args.repeats, ceiling["read"])
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def measure(
+    names: tuple[str, ...], several: tuple[int, ...], repeats: int, ceiling: float
+) -> list[Json]:
+    """Print and return a line for each shape and number of nodes."""
     print("shape   nodes   us/layer   GB/s   of read   x one node   sdpa us/layer   x faster")
     lines: list[Json] = []
-    for name in args.shapes:
+    for name in names:
         shape = SHAPES[name]
-        pool, pages = make_pool(shape, max(args.nodes))
+        pool, pages = make_pool(shape, max(several))
         single = None
-        for nodes in args.nodes:
+        for nodes in several:
             step = Step(shape, nodes, pool, pages)
-            took = step.triton(args.repeats, None, None) / shape.layers
+            took = step.triton(repeats, None) / shape.layers
             gathered = step.sdpa(5)
             single = single or took
             rate = moved(shape, nodes) / took
             print(
                 f"{name:7} {nodes:5} {took * 1e6:10.1f} {rate / 1e9:6.0f} "
-                f"{rate / ceiling['read']:9.2f} {took / single:12.2f} {gathered * 1e6:15.1f} "
+                f"{rate / ceiling:9.2f} {took / single:12.2f} {gathered * 1e6:15.1f} "
                 f"{gathered / took:10.1f}",
                 flush=True,
             )
@@ -259,28 +248,14 @@ def main() -> None:
                 "layer_us": took * 1e6,
                 "step_ms": took * shape.layers * 1e3,
                 "bytes_per_s": rate,
-                "of_read_bandwidth": rate / ceiling["read"],
+                "of_read_bandwidth": rate / ceiling,
                 "sdpa_layer_us": gathered * 1e6,
             }
-            if args.sweep:
-                tried = sweep(step, shape, nodes, 7)
-                for best in tried[:6]:
-                    print("   ", best, flush=True)
-                line["sweep"] = list(tried)
             lines.append(line)
             del step
         del pool
         torch.cuda.empty_cache()
-    record: dict[str, Json] = {
-        "machine": machine(CUDA),
-        "source": source(),
-        "versions": versions() | {"triton": __import__("triton").__version__},
-        "bandwidth": dict(ceiling),
-        "lines": lines,
-    }
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    return lines
 
 
 if __name__ == "__main__":

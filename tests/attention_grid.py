@@ -5,7 +5,7 @@ Used in Triton's interpreter (`tests/interpreted`) and on a GPU (`tests/gpu/test
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -21,8 +21,9 @@ from tests.oracle import attention as oracle
 from tests.oracle.attention import LAYER, NUM_LAYERS, Row, Scene, block, causal, chain, tree
 
 # Borders of tiles (32), units (64) and pages within a few hundred keys.
-SMALL = Tiles(block_m=16, block_n=32, unit=64, num_warps=4, num_stages=2)
-ALL_SPLIT, NONE_SPLIT = 1 << 20, 0  # multiprocessors that no pass fills, and that any pass does
+SMALL = Tiles(block_m=16, block_n=32, unit=64, num_warps=4, num_stages=2, last_joins=True)
+BY_KERNEL = replace(SMALL, last_joins=False)  # units are joined by the second kernel
+WHOLE = replace(SMALL, unit=8192)  # a row is one unit
 
 
 def binary(nodes: int) -> list[int]:
@@ -47,7 +48,6 @@ class Case:
     window: int | None = None
     causal_tail: bool = False
     tiles: Tiles | None = SMALL
-    processors: int = ALL_SPLIT
     num_dead: int = 3
     dtype: torch.dtype = field(default=torch.float16)
 
@@ -77,7 +77,11 @@ class Case:
 
 def attend(made: Scene, case: Case) -> Tensor:
     """What the kernels give."""
-    backend = TritonAttention(case.tiles, case.processors)
+    return attend_by(TritonAttention(case.tiles), made, case)
+
+
+def attend_by(backend: TritonAttention, made: Scene, case: Case) -> Tensor:
+    """What a backend that may have served other passes gives."""
     backend.plan(made.batch)
     return PagedAttend(backend, made.pool, made.batch).heads(case.site, made.q, made.k, made.v)
 
@@ -108,7 +112,7 @@ def cases(unit: int) -> dict[str, Case]:
     return {
         "decode at borders": Case(rows=[causal(n, 1) for n in (0, 15, 16, 31, *at_borders(unit))]),
         "decode by one program a row": Case(
-            rows=[causal(n, 1) for n in (5, unit + 9, 3 * unit)], processors=NONE_SPLIT
+            rows=[causal(n, 1) for n in (5, unit + 9, 3 * unit)], tiles=WHOLE
         ),
         "chains at borders": Case(
             rows=[chain(n, 5) for n in (29, unit - 3, 2 * unit - 5)], page_size=4
@@ -116,6 +120,15 @@ def cases(unit: int) -> dict[str, Case]:
         "chain without mask": Case(rows=[causal(unit - 2, 6), causal(40, 3)], group=4),
         "ragged trees": Case(rows=ragged, kv_heads=2),
         "ragged trees, causal tail": Case(rows=ragged, causal_tail=True),
+        "joined by a kernel": Case(rows=ragged, kv_heads=2, tiles=BY_KERNEL),
+        "more units than a round of joining": Case(
+            rows=[chain(n * unit + 5, 2) for n in (16, 33, 0)], group=2
+        ),
+        "tree of 70, two words of bits": Case(
+            rows=[tree(unit + 31, binary(70)), tree(3, star(66)), tree(2 * unit, binary(9))],
+            group=1,
+        ),
+        "tree of 64, the last bit of a word": Case(rows=[tree(unit - 33, star(64))], group=1),
         "tree of 40": Case(rows=[tree(unit + 31, binary(40)), tree(9, star(2))], group=2),
         "block that sees itself": Case(rows=[block(unit - 7, 16), block(8, 16)], group=2),
         "block, causal tail": Case(rows=[block(45, 16)], group=2, causal_tail=True),

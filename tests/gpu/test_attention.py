@@ -13,6 +13,7 @@ from paceline.attention.base import PagedAttend
 from paceline.attention.triton import TritonAttention
 from paceline.core.batch import AttnSite
 from paceline.kv.layout import Heads
+from paceline.ops.triton.grid import Tiles
 from tests import attention_grid as grid
 from tests.oracle import attention as oracle
 from tests.tolerance import close
@@ -22,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 DTYPES = [torch.bfloat16, torch.float16]
-# Units of the tiles that `tiles_for` chooses, so that its own borders are met.
+# Borders of all units that are chosen for so few rows.
 OWN = grid.cases(unit=512)
 SMALL = grid.cases(unit=grid.SMALL.unit)
 
@@ -37,20 +38,61 @@ def agrees(found: Tensor, want: Tensor, live: int) -> None:
 @pytest.mark.parametrize("name", list(OWN))
 def test_kernels_are_the_definition(name: str, dtype: torch.dtype) -> None:
     """Every kind of pass at borders of pages, tiles and units, with the tiles that are served."""
-    for processors in (grid.ALL_SPLIT, grid.NONE_SPLIT):
-        case = dataclasses.replace(OWN[name], tiles=None, dtype=dtype, processors=processors)
-        made = case.scene("cuda")
-        live = int(made.batch.cu_q[-1])
-        agrees(grid.attend(made, case), grid.definition(made, case.site), live)
-
-
-@pytest.mark.parametrize("name", list(SMALL))
-def test_the_interpreter_s_grid(name: str) -> None:
-    """What the interpreter ran, compiled: a difference is the compiler's or the hardware's."""
-    case = SMALL[name]
+    case = dataclasses.replace(OWN[name], tiles=None, dtype=dtype)
     made = case.scene("cuda")
     live = int(made.batch.cu_q[-1])
     agrees(grid.attend(made, case), grid.definition(made, case.site), live)
+
+
+@pytest.mark.parametrize(
+    "numbers, last",
+    [
+        ((16, 64, 64, 4, 2), True),
+        ((16, 128, 128, 4, 2), True),
+        ((16, 32, 256, 2, 4), True),
+        ((32, 128, 256, 8, 3), True),
+        ((64, 64, 256, 4, 3), False),
+        ((64, 128, 8192, 8, 2), True),
+        ((128, 64, 512, 8, 3), False),
+        ((128, 128, 256, 8, 2), True),
+    ],
+    ids=str,
+)
+def test_other_tiles(numbers: tuple[int, int, int, int, int], last: bool) -> None:
+    """What the benchmark tries and the table may come to hold: rows of none to six units."""
+    m, n, unit, warps, stages = numbers
+    case = grid.Case(
+        rows=[oracle.chain(k, 16) for k in (0, 1300, *(unit * i % 4000 - 9 for i in (1, 3, 5)))],
+        kv_heads=2,
+        group=4,
+        dim=128,
+        tiles=Tiles(
+            block_m=m, block_n=n, unit=unit, num_warps=warps, num_stages=stages, last_joins=last
+        ),
+        dtype=torch.bfloat16,
+    )
+    made = case.scene("cuda")
+    live = int(made.batch.cu_q[-1])
+    agrees(grid.attend(made, case), grid.definition(made, case.site), live)
+
+
+def test_more_programs_than_processors() -> None:
+    """Thousands of programs, some of which start when others have ended: every row is joined, always."""
+    lens = [37 * i % 300 for i in range(48)]
+    case = grid.Case(
+        rows=[oracle.chain(n, 3) for n in lens],
+        kv_heads=8,
+        group=4,
+        tiles=dataclasses.replace(grid.SMALL, block_n=64),
+        dtype=torch.bfloat16,
+    )
+    made = case.scene("cuda")
+    live = int(made.batch.cu_q[-1])
+    backend = TritonAttention(case.tiles)
+    first = grid.attend_by(backend, made, case)
+    agrees(first, grid.definition(made, case.site), live)
+    for _ in range(50):
+        assert torch.equal(grid.attend_by(backend, made, case), first)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -83,14 +125,16 @@ def test_prompts_go_to_the_gathering_backend(scene: str) -> None:
     agrees(found, want, live)
 
 
-@pytest.mark.parametrize("name", list(OWN))
-def test_the_number_of_programs_changes_no_bit(name: str) -> None:
-    """One program a row or one a unit: the same units, joined in the same order."""
-    case = dataclasses.replace(OWN[name], tiles=None, dtype=torch.bfloat16)
+@pytest.mark.parametrize(
+    "name",
+    ["decode at borders", "ragged trees", "heads of 96", "more units than a round of joining"],
+)
+def test_who_joins_changes_no_bit(name: str) -> None:
+    """A row's last program or the second kernel: the same units, joined in the same order."""
+    case = SMALL[name]
     made = case.scene("cuda")
-    split = grid.attend(made, dataclasses.replace(case, processors=grid.ALL_SPLIT))
-    whole = grid.attend(made, dataclasses.replace(case, processors=grid.NONE_SPLIT))
-    assert torch.equal(split, whole)
+    last = grid.attend(made, case)
+    assert torch.equal(last, grid.attend(made, dataclasses.replace(case, tiles=grid.BY_KERNEL)))
 
 
 @pytest.mark.parametrize("name", list(OWN))
@@ -99,7 +143,7 @@ def test_a_replay_equals_the_eager_pass(name: str) -> None:
     case = dataclasses.replace(OWN[name], tiles=None, dtype=torch.bfloat16)
     made = case.scene("cuda")
     site: AttnSite = case.site
-    backend = TritonAttention(None, case.processors)
+    backend = TritonAttention()
 
     def run() -> Tensor:
         backend.plan(made.batch)
@@ -118,10 +162,10 @@ def test_a_replay_equals_the_eager_pass(name: str) -> None:
             captured = run()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    for turn in range(3):
+    for turn in range(4):
         batch = made.batch
-        if turn:  # shorter prefixes of the same pages, other queries
-            batch.prefix_lens.sub_(batch.prefix_lens.clamp(max=7))
+        if turn:  # shorter prefixes of the same pages, fewer units, other queries
+            batch.prefix_lens.sub_(batch.prefix_lens.clamp(max=7 * 9**turn // 9))
             batch.slots.fill_(-1)
             made.q.copy_(torch.randn_like(made.q))
             made.pool.k.copy_(torch.randn_like(made.pool.k))

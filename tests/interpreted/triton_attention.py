@@ -12,6 +12,7 @@ import pytest
 import torch
 import triton
 
+from paceline.attention.triton import TritonAttention
 from paceline.kv.layout import Heads
 from tests import attention_grid as grid
 from tests.oracle import attention as oracle
@@ -45,7 +46,7 @@ def test_scenes_of_the_engine_and_its_drafters(number: int, scene: str) -> None:
         made = oracle.build(scene, dtype=torch.float16, layout=Heads(1, 64), num_heads=2)
         case = grid.Case(rows=made.rows, window=site.window, causal_tail=site.tail == "causal")
         if "64" in scene:
-            case = dataclasses.replace(case, processors=grid.NONE_SPLIT)
+            case = dataclasses.replace(case, tiles=grid.WHOLE)
         found = grid.attend(made, case)
         want = oracle.attend(made, site)
         live = int(made.batch.cu_q[-1])
@@ -54,10 +55,20 @@ def test_scenes_of_the_engine_and_its_drafters(number: int, scene: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["chains at borders", "ragged trees", "window in prefix and tail"])
-def test_the_number_of_programs_changes_no_bit(name: str) -> None:
-    """One program a row or one a unit: the same units, joined in the same order."""
+def test_who_joins_changes_no_bit(name: str) -> None:
+    """A row's last program or the second kernel: the same units, joined in the same order."""
     case = CASES[name]
     made = case.scene()
-    split = grid.attend(made, case)
-    whole = grid.attend(made, dataclasses.replace(case, processors=grid.NONE_SPLIT))
-    assert torch.equal(split, whole)
+    last = grid.attend(made, case)
+    assert torch.equal(last, grid.attend(made, dataclasses.replace(case, tiles=grid.BY_KERNEL)))
+
+
+def test_counters_are_ready_for_the_next_pass() -> None:
+    """Nobody zeroes them between passes: a row whose counter is off is never joined."""
+    backend = TritonAttention(grid.SMALL)
+    for name in ("ragged trees", "decode at borders", "ragged trees, causal tail", "ragged trees"):
+        case = CASES[name]
+        made = case.scene()
+        found, want = grid.attend_by(backend, made, case), grid.definition(made, case.site)
+        live = int(made.batch.cu_q[-1])
+        assert close(found[:live], want[:live]), name

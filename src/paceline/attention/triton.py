@@ -2,8 +2,8 @@
 
 Keys are read where they lie, once for all query heads and all nodes of a row. A prompt's pass
 (EXTEND) goes to the backend that gathers: its time is in the products, not in the keys. Bits may
-depend on how many nodes the longest row of a pass has, so it is not batch-invariant; they do not
-depend on how many programs run.
+depend on the number of rows, on the nodes of the longest one and on the page table's width, which
+choose the tiles, so it is not batch-invariant; they do not depend on the order in which programs run.
 
 The kernels are in `ops/triton/attention.py`; Triton is imported when a pool on a CUDA device asks.
 
@@ -33,16 +33,14 @@ class TritonAttention:
 
     Args:
         tiles: how the kernels work, instead of the choice by shape; for tests and for tuning.
-        processors: multiprocessors to fill, instead of the device's own number; likewise.
     """
 
     invariant = False
     fusable = False
 
-    def __init__(self, tiles: Tiles | None = None, processors: int | None = None) -> None:
+    def __init__(self, tiles: Tiles | None = None) -> None:
         self._prompts = SdpaAttention()
         self._tiles = tiles
-        self._processors = processors
         self._work = WorkSpace()
         self._shape: Shape | None = None
 
@@ -71,7 +69,6 @@ class TritonAttention:
         from paceline.ops.triton.attention import attend
 
         if self._shape is None:
-            given = self._processors
             self._shape = shape(
                 num_rows=batch.num_rows,
                 q_len=batch.q_len,
@@ -79,7 +76,6 @@ class TritonAttention:
                 q_heads=q.shape[1],
                 kv_heads=pool.k.shape[1],
                 dim=q.shape[2],
-                processors=_processors(q.device) if given is None else given,
                 tiles=self._tiles,
             )
         out = attend(
@@ -100,9 +96,3 @@ class TritonAttention:
             causal=site.tail == "causal",
         )
         return out.to(q.dtype)
-
-
-def _processors(device: torch.device) -> int:
-    """How many multiprocessors a CUDA device has."""
-    count: int = torch.cuda.get_device_properties(device).multi_processor_count
-    return count

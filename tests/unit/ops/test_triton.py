@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -14,7 +15,7 @@ import torch
 from paceline.attention import choose
 from paceline.attention.triton import TritonAttention
 from paceline.kv.layout import Heads
-from paceline.ops.triton.grid import Shape, WorkSpace, refusal, shape, tiles_for
+from paceline.ops.triton.grid import Shape, Tiles, WorkSpace, refusal, shape, tiles_for
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -37,52 +38,59 @@ def test_attention_in_the_interpreter() -> None:
     assert "skipped" not in done.stdout
 
 
-def planned(num_rows: int, num_keys: int, q_len: int = 1, processors: int = 132) -> Shape:
-    return shape(
-        num_rows=num_rows,
-        q_len=q_len,
-        num_keys=num_keys,
-        q_heads=32,
-        kv_heads=8,
-        dim=128,
-        processors=processors,
-    )
+def planned(num_rows: int, num_keys: int, q_len: int = 1) -> Shape:
+    return shape(num_rows=num_rows, q_len=q_len, num_keys=num_keys, q_heads=32, kv_heads=8, dim=128)
 
 
-def test_long_rows_are_split_and_many_short_ones_are_not() -> None:
-    """One long row must fill the device; a thousand short ones do, and need no second kernel."""
-    assert planned(1, 32_768).split
-    assert planned(64, 32_768).split
-    assert not planned(1024, 640).split
-    assert not planned(1, 512).split
+def test_few_rows_are_split_and_many_short_ones_are_not() -> None:
+    """One row must fill a device; a thousand short ones do, and need nothing joined."""
+    assert planned(1, 32_768).units > 1
+    assert planned(64, 32_768).units > 1
+    assert planned(1024, 640).units == 1
+    assert planned(1, 64).units == 1
 
 
-def test_more_processors_change_no_unit() -> None:
-    """Units decide the bits of a result; the machine decides only who computes them."""
-    few, many = planned(64, 2048, processors=8), planned(64, 2048, processors=10_000)
-    assert not few.split
-    assert many.split
-    assert few.tiles == many.tiles
+@pytest.mark.parametrize("num_rows, num_keys, q_len", [(1, 2120, 1), (1, 2120, 16), (8, 2120, 1)])
+def test_few_rows_have_a_hundred_programs(num_rows: int, num_keys: int, q_len: int) -> None:
+    """A page table holds twice the keys that there are; half of the programs stop at once."""
+    found = planned(num_rows, num_keys, q_len)
+    assert 128 <= num_rows * 8 * found.blocks * found.units <= 1024
+    assert found.last_joins, "a second kernel would take as long as the first"
+
+
+def test_much_is_joined_by_a_kernel() -> None:
+    """One program would read megabytes."""
+    assert not planned(1, 65_536, q_len=32).last_joins
+    assert planned(1, 65_536, q_len=32).units > 1
+
+
+def test_more_rows_than_counters_are_joined_by_a_kernel() -> None:
+    """Counters are made once."""
+    tiles = Tiles(block_m=16, block_n=64, unit=64, num_warps=4, num_stages=2, last_joins=True)
+    kwargs = {"q_len": 1, "num_keys": 128, "q_heads": 8, "kv_heads": 8, "dim": 128}
+    assert shape(num_rows=8192, tiles=tiles, **kwargs).last_joins
+    assert not shape(num_rows=8193, tiles=tiles, **kwargs).last_joins
 
 
 def test_partial_results_are_bounded() -> None:
     """A work space of gigabytes would come out of the pool's memory."""
-    large = planned(512, 131_072, q_len=32)
-    assert not large.split
-    assert planned(64, 32_768).num_partials * 130 * 4 <= 256 << 20
+    for found in (planned(512, 131_072, q_len=32), planned(64, 32_768), planned(64, 131_072, 16)):
+        assert found.num_partials * 130 * 4 <= 256 << 20
+        assert found.units * found.tiles.unit >= 32_768
 
 
 @pytest.mark.parametrize("dim", [64, 96, 128])
 def test_tiles_fit_the_rules_of_the_kernels(dim: int) -> None:
     """A product has 16 rows at least; units and tiles lie at fixed places."""
-    for nodes in range(1, 257):
-        for group in (1, 3, 4, 8):
-            tiles = tiles_for(nodes * group, dim)
-            assert tiles.block_m >= 16
-            assert tiles.unit % tiles.block_n == 0
-            assert tiles.block_n % 32 == 0
-            if nodes * group <= 128:
-                assert tiles.block_m >= nodes * group, "the prefix is read once"
+    for packed, streams, keys in itertools.product(
+        (1, 16, 17, 64, 65, 128, 129, 900), (1, 16, 17, 128, 129, 8192), (16, 4096, 4097, 1 << 20)
+    ):
+        tiles = tiles_for(packed, streams, keys, dim)
+        assert tiles.block_m >= 16
+        assert tiles.unit % tiles.block_n == 0
+        assert tiles.block_n % 32 == 0
+        if packed <= 128 and streams > 16:
+            assert tiles.block_m >= packed, "the prefix is read once"
 
 
 def test_work_space_never_moves() -> None:
@@ -94,6 +102,16 @@ def test_work_space_never_moves() -> None:
     assert large.numel() >= 5000
     assert work.take(90, cpu).data_ptr() == small.data_ptr()
     assert work.take(5000, cpu).data_ptr() == large.data_ptr()
+    counters = work.arrivals(cpu)
+    assert not counters.any()
+    assert work.arrivals(cpu).data_ptr() == counters.data_ptr()
+
+
+def test_counters_are_made_outside_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a graph is captured nothing runs, so nothing would be zeroed."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="Run the pass once before it is captured"):
+        WorkSpace().arrivals(torch.device("cuda"))
 
 
 @pytest.mark.parametrize(

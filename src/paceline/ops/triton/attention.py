@@ -9,9 +9,10 @@ without a mask; the rest, one to a few, look at the ancestor bits:
     place     0 ........... 63 | 64 ...... 95 96 .. 103 |        prefix 96, tail of 8 nodes
     tile           no mask     |     bit -32 ... 7      |        bit < 0: prefix, seen by all
 
-Each unit has a softmax of its own; units are joined from left to right, by the program itself if it
-walks all of them, else by `join_kernel` out of work space. Both do the same arithmetic in the same
-order, so how many programs there are never changes a result.
+Each unit has a softmax of its own. Where a row has several, each program leaves its unit's in work
+space and counts itself in; whoever is last joins them from left to right, whatever the order of
+arrival, and sets the counter back to zero. If that is much for one program, `join_kernel` does it with
+many; the arithmetic is the same. Units lie at fixed places, so where a row ends changes no unit before.
 
 Nothing is read back and grids follow from host values, so a pass can be captured in a CUDA graph.
 Programs beyond a row's queries or keys stop at once. A list of the (row, unit) pairs that exist,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 # What a program of the joining kernel holds; most units that it loads before it waits.
 _JOIN_M, _JOIN_COLUMNS, _JOIN_UNITS = 4, 32, 16
+# Most packed queries that a last program joins at once, and most units x queries that it loads.
+_LAST_M, _LAST_LOADS = 16, 128
 
 
 def attend(
@@ -93,13 +96,22 @@ def attend(
     out = torch.empty((num_tokens, q_heads, dim), dtype=q.dtype, device=q.device)
     group, tiles, rows = q_heads // kv_heads, planned.tiles, planned.num_rows
     # Kernels take pointers: one that is not used may be anything.
-    partial = stats = out
-    if planned.split:
+    partial = stats = arrivals = out
+    if planned.units > 1:
         space = work.take(planned.num_partials * (dim + 2), q.device)
         partial, stats = space, space[planned.num_partials * dim :]
-    bits = positions if mask is None else mask.contiguous().view(torch.int32)
+    join_m, join_units = 1, 1
+    if planned.last_joins:
+        arrivals = work.arrivals(q.device)
+        join_m = min(_LAST_M, tiles.block_m, _power_of_two(planned.packed))
+        join_units = 4 if planned.units <= 4 else min(_JOIN_UNITS, _LAST_LOADS // join_m)
+    bits, one_word = positions, False
+    if mask is not None:
+        bits = mask.contiguous()
+        one_word = bits.shape[1] == 1
+        bits = bits if one_word else bits.view(torch.int32)
     with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
-        grid = (rows * planned.blocks, kv_heads, planned.units if planned.split else 1)
+        grid = (rows * planned.blocks, kv_heads, planned.units)
         attend_kernel[grid](
             q,
             k_cache,
@@ -107,6 +119,7 @@ def attend(
             out,
             partial,
             stats,
+            arrivals,
             pages,
             prefix_lens,
             tail_lens,
@@ -116,7 +129,9 @@ def attend(
             rows,
             num_tokens,
             planned.units,
+            tiles.unit,
             planned.packed,
+            pages.shape[1],
             scale * log2(e),
             window or 0,
             bits.shape[-1],
@@ -133,15 +148,18 @@ def attend(
             PAGE=page_size,
             BLOCK_M=tiles.block_m,
             BLOCK_N=tiles.block_n,
-            UNIT=tiles.unit,
-            SPLIT=planned.split,
+            STAGES=tiles.num_stages,
+            LAST_JOINS=planned.last_joins,
+            JOIN_M=join_m,
+            JOIN_UNITS=join_units,
             HAS_MASK=mask is not None,
+            ONE_WORD=one_word,
             CAUSAL=causal,
             HAS_WINDOW=window is not None,
-            STAGES=tiles.num_stages,
             num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages,
         )
-        if planned.split:
+        if planned.units > 1 and not planned.last_joins:
             grid = (rows * -(-planned.packed // _JOIN_M), kv_heads, dim // _JOIN_COLUMNS)
             join_kernel[grid](
                 partial,
@@ -152,15 +170,16 @@ def attend(
                 cu_q,
                 rows,
                 planned.units,
+                tiles.unit,
                 planned.packed,
                 out.stride(0),
                 GROUP=group,
                 DIM=dim,
-                UNIT=tiles.unit,
                 UNITS=min(_JOIN_UNITS, _power_of_two(planned.units)),
                 BLOCK_M=_JOIN_M,
                 COLUMNS=_JOIN_COLUMNS,
                 num_warps=1,
+                num_stages=1,
             )
     return out
 

@@ -12,13 +12,46 @@ import triton.language as tl
 
 @triton.jit
 def _merge(peak, total, acc, peak_2, total_2, acc_2):
-    """Join two parts of a softmax: highest score, sum of weights, weighted values."""
+    """Join two parts of a softmax: highest score, sum of weights, weighted values.
+
+    Rounded as written, whatever is compiled around it: two kernels must agree on every bit.
+    """
     joint = tl.maximum(peak, peak_2)
     base = tl.where(joint == float("-inf"), 0.0, joint)
     first = tl.exp2(peak - base)
     second = tl.exp2(peak_2 - base)
-    acc = acc * tl.expand_dims(first, -1) + acc_2 * tl.expand_dims(second, -1)
-    return joint, total * first + total_2 * second, acc
+    acc = tl.fma(acc, first[:, None], acc_2 * second[:, None])
+    return joint, tl.fma(total, first, total_2 * second), acc
+
+
+@triton.jit
+def _join(
+    out, partial, stats, at_m, at_d, first_token, count, head, at, everything, units, packed,
+    out_t_stride, GROUP: tl.constexpr, DIM: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    """Join the units of packed queries `at_m` from left to right and write columns `at_d`."""
+    live = at_m < count * GROUP
+    here = live[:, None] & (at_d < DIM)[None, :]
+    at = at + at_m
+    peak = tl.full([at_m.shape[0]], float("-inf"), tl.float32)
+    total = tl.zeros([at_m.shape[0]], tl.float32)
+    acc = tl.zeros([at_m.shape[0], at_d.shape[0]], tl.float32)
+    for unit in tl.range(0, units, UNITS, num_stages=1):
+        for i in tl.static_range(UNITS):  # unrolled: no load waits for another
+            there = live & (unit + i < units)
+            # Past the first-level cache, which may hold what lay there before.
+            u_peak = tl.load(stats + at, mask=there, other=float("-inf"), cache_modifier=".cg")
+            u_total = tl.load(stats + everything + at, mask=there, other=0.0, cache_modifier=".cg")
+            values = partial + at[:, None] * DIM + at_d[None, :]
+            in_unit = here & (unit + i < units)
+            u_acc = tl.load(values, mask=in_unit, other=0.0, cache_modifier=".cg")
+            peak, total, acc = _merge(peak, total, acc, u_peak, u_total, u_acc)
+            at += packed
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    token = (first_token + at_m // GROUP).to(tl.int64)
+    q_head = head * GROUP + at_m % GROUP
+    to = out + token[:, None] * out_t_stride + q_head[:, None] * DIM + at_d[None, :]
+    tl.store(to, acc.to(out.dtype.element_ty), mask=here)
 
 
 @triton.jit
@@ -55,46 +88,48 @@ def _clear_dead(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_tokens", "num_units", "packed", "window", "num_words",
-        "page_stride", "mask_stride"],
+    do_not_specialize=["num_rows", "num_tokens", "num_units", "unit_keys", "packed", "num_pages",
+        "window", "num_words", "page_stride", "mask_stride"],
     do_not_specialize_on_alignment=[
-        "pages", "prefix_lens", "tail_lens", "cu_q", "positions", "mask",
+        "pages", "prefix_lens", "tail_lens", "cu_q", "positions", "mask", "stats", "arrivals",
     ],
 )  # fmt: skip
 def attend_kernel(
-    q, k, v, out, partial, stats,
+    q, k, v, out, partial, stats, arrivals,
     pages, prefix_lens, tail_lens, cu_q, positions, mask,
-    num_rows, num_tokens, num_units, packed, scale, window, num_words,
+    num_rows, num_tokens, num_units, unit_keys, packed, num_pages, scale, window, num_words,
     q_t_stride, q_h_stride, kv_h_stride, kv_s_stride, out_t_stride, page_stride, mask_stride,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, UNIT: tl.constexpr,
-    SPLIT: tl.constexpr, HAS_MASK: tl.constexpr, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
-    STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    LAST_JOINS: tl.constexpr, JOIN_M: tl.constexpr, JOIN_UNITS: tl.constexpr,
+    HAS_MASK: tl.constexpr, ONE_WORD: tl.constexpr, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """One row, key/value head and block of packed queries over one unit of keys, or over all."""
+    """One row, key/value head and block of packed queries over one unit of keys."""
     blocks = tl.cdiv(packed, BLOCK_M)
     row = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
     head = tl.program_id(1)
     unit = tl.program_id(2)
-    if (unit == 0) & (block == 0):
-        dead = tl.load(cu_q + num_rows).to(tl.int32)
-        _clear_dead(out, dead + row, num_tokens, num_rows, head, out_t_stride, GROUP, DIM, BLOCK_D)
+    # None of these loads waits for another; page ids beyond the row's keys are read, but not used.
     begin = tl.load(cu_q + row).to(tl.int32)
     count = tl.load(cu_q + row + 1).to(tl.int32) - begin
-    if block * BLOCK_M >= count * GROUP:
-        return
     prefix = tl.load(prefix_lens + row).to(tl.int32)
     tail = tl.load(tail_lens + row).to(tl.int32)
+    own_pages = pages + row.to(tl.int64) * page_stride
+    low = unit * unit_keys
+    in_page = (low + tl.arange(0, BLOCK_N)) // PAGE
+    page = tl.load(own_pages + in_page, mask=in_page < num_pages, other=0)
+    if (unit == num_units - 1) & (block == 0):  # whoever has the least to do
+        dead = tl.load(cu_q + num_rows).to(tl.int32)
+        _clear_dead(out, dead + row, num_tokens, num_rows, head, out_t_stride, GROUP, DIM, BLOCK_D)
+    if block * BLOCK_M >= count * GROUP:
+        return
     keys = prefix + tail
-    row_units = tl.cdiv(keys, UNIT)
-    if SPLIT:
-        if unit >= row_units:
-            return
-        unit_stop = unit + 1
-    else:
-        unit_stop = row_units
+    row_units = tl.cdiv(keys, unit_keys)
+    if unit >= row_units:
+        return
     first = tail - count  # tail index of the row's first query
+    high = tl.minimum(low + unit_keys, keys)
 
     at_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
     at_d = tl.arange(0, BLOCK_D)
@@ -107,105 +142,121 @@ def attend_kernel(
         mask=live[:, None] & (at_d < DIM)[None, :],
         other=0.0,
     )
-    position = tl.load(positions + token, mask=live, other=0).to(tl.int32)
+    if ONE_WORD:  # the whole tail's bits; nobody's are those of a dead query
+        own_bits = tl.load(mask + token * mask_stride, mask=live, other=0)
+    if CAUSAL or HAS_WINDOW:
+        position = tl.load(positions + token, mask=live, other=0).to(tl.int32)
     k_head = k + head.to(tl.int64) * kv_h_stride
     v_head = v + head.to(tl.int64) * kv_h_stride
-    own_pages = pages + row.to(tl.int64) * page_stride
-
-    reach = 0  # start of the first tile that any query's window holds, within the prefix
-    if HAS_WINDOW:
-        oldest = tl.min(tl.where(live, position, 2147483647), 0) - window + 1
-        reach = tl.minimum(tl.maximum(oldest, 0), prefix) // BLOCK_N * BLOCK_N
 
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for at_unit in tl.range(unit, unit_stop, num_stages=1):
-        low = at_unit * UNIT
-        high = tl.minimum(low + UNIT, keys)
-        u_peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        u_total = tl.zeros([BLOCK_M], tl.float32)
-        u_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if HAS_WINDOW:
+        # From the first tile that any query's window holds, within the prefix.
+        oldest = tl.min(tl.where(live, position, 2147483647), 0) - window + 1
+        reach = tl.minimum(tl.maximum(oldest, 0), prefix) // BLOCK_N * BLOCK_N
         masked = tl.maximum(low, reach)
-        if not HAS_WINDOW:
-            # Tiles that everybody sees whole.
-            masked = tl.maximum(low, tl.minimum(high, prefix) // BLOCK_N * BLOCK_N)
-            # A tile's page ids are loaded a tile ahead, and shared by keys and values.
-            ahead = low + tl.arange(0, BLOCK_N)
-            page = tl.load(own_pages + ahead // PAGE, mask=ahead < masked, other=0)
-            for at in tl.range(low, masked, BLOCK_N, num_stages=STAGES):
-                place = at + tl.arange(0, BLOCK_N)
-                slot = page.to(tl.int64) * PAGE + place % PAGE
-                ahead = place + BLOCK_N
-                page = tl.load(own_pages + ahead // PAGE, mask=ahead < masked, other=0)
-                offset = slot[:, None] * kv_s_stride + at_d[None, :]
-                k_tile = _load_tile(k_head, offset, at_d, DIM, BLOCK_D)
-                v_tile = _load_tile(v_head, offset, at_d, DIM, BLOCK_D)
-                scores = tl.dot(queries, tl.trans(k_tile))
-                u_peak, u_total, u_acc = _add_tile(scores, v_tile, scale, u_peak, u_total, u_acc)
-        for at in tl.range(masked, high, BLOCK_N, num_stages=1):
+        in_page = (masked + tl.arange(0, BLOCK_N)) // PAGE
+        page = tl.load(own_pages + in_page, mask=in_page < num_pages, other=0)
+    else:
+        # Tiles that everybody sees whole.
+        masked = tl.maximum(low, tl.minimum(high, prefix) // BLOCK_N * BLOCK_N)
+        for at in tl.range(low, masked, BLOCK_N, num_stages=STAGES):
             place = at + tl.arange(0, BLOCK_N)
-            bit = place - prefix
-            if HAS_MASK:
-                sees = tl.broadcast_to((bit < 0)[None, :], [BLOCK_M, BLOCK_N])
-                lowest = tl.maximum(at - prefix, 0) // 32
-                for i in tl.static_range(BLOCK_N // 32 + 1):
-                    word = tl.load(
-                        mask + token * mask_stride + lowest + i,
-                        mask=live & (lowest + i < num_words),
-                        other=0,
-                    )
-                    has = (word[:, None] >> (bit & 31)[None, :]) & 1
-                    sees = sees | (((bit >> 5) == lowest + i)[None, :] & (has != 0))
-            else:
-                sees = bit[None, :] <= (first + query)[:, None]
-            sees = sees & live[:, None] & (place < high)[None, :]
-            if CAUSAL or HAS_WINDOW:
-                own = bit - first  # the how-manieth query of the row a key is
-                is_query = (own >= 0) & (place < high)
-                key_at = tl.load(positions + begin + own, mask=is_query, other=0).to(tl.int32)
-                key_at = tl.where(is_query, key_at, place)
-                if CAUSAL:
-                    past = (own < 0)[None, :] | (key_at[None, :] <= position[:, None])
-                    sees = sees & past
-                if HAS_WINDOW:
-                    sees = sees & (key_at[None, :] > (position - window)[:, None])
-            # What nobody sees is not read: stale slots hold anything, and 0 x NaN is NaN.
-            seen = tl.max(sees.to(tl.int32), 0) > 0
-            ids = tl.load(own_pages + place // PAGE, mask=seen, other=0)
-            slot = ids.to(tl.int64) * PAGE + place % PAGE
+            slot = page.to(tl.int64) * PAGE + place % PAGE
+            # A tile's page ids are loaded a tile ahead, and shared by keys and values.
+            in_page = (place + BLOCK_N) // PAGE
+            page = tl.load(own_pages + in_page, mask=in_page < num_pages, other=0)
             offset = slot[:, None] * kv_s_stride + at_d[None, :]
-            there = seen[:, None] & (at_d < DIM)[None, :]
-            k_tile = tl.load(k_head + offset, mask=there, other=0.0)
-            v_tile = tl.load(v_head + offset, mask=there, other=0.0)
-            scores = tl.where(sees, tl.dot(queries, tl.trans(k_tile)), float("-inf"))
-            u_peak, u_total, u_acc = _add_tile(scores, v_tile, scale, u_peak, u_total, u_acc)
-        peak, total, acc = _merge(peak, total, acc, u_peak, u_total, u_acc)
+            k_tile = _load_tile(k_head, offset, at_d, DIM, BLOCK_D)
+            v_tile = _load_tile(v_head, offset, at_d, DIM, BLOCK_D)
+            scores = tl.dot(queries, tl.trans(k_tile))
+            peak, total, acc = _add_tile(scores, v_tile, scale, peak, total, acc)
+    for at in tl.range(masked, high, BLOCK_N, num_stages=1):
+        place = at + tl.arange(0, BLOCK_N)
+        inside = place < high
+        slot = page.to(tl.int64) * PAGE + place % PAGE
+        offset = slot[:, None] * kv_s_stride + at_d[None, :]
+        there = inside[:, None] & (at_d < DIM)[None, :]
+        k_tile = tl.load(k_head + offset, mask=there, other=0.0)
+        v_tile = tl.load(v_head + offset, mask=there, other=0.0)
+        in_page = (place + BLOCK_N) // PAGE
+        page = tl.load(own_pages + in_page, mask=in_page < num_pages, other=0)
+        bit = place - prefix
+        if ONE_WORD:
+            shift = tl.minimum(tl.maximum(bit, 0), 63).to(tl.int64)
+            has = own_bits[:, None] >> shift[None, :]
+            sees = (((has & 1) != 0) | (bit < 0)[None, :]) & inside[None, :]
+        elif HAS_MASK:
+            sees = tl.broadcast_to((bit < 0)[None, :], [BLOCK_M, BLOCK_N])
+            lowest = tl.maximum(at - prefix, 0) // 32
+            for i in tl.static_range(BLOCK_N // 32 + 1):
+                word = tl.load(
+                    mask + token * mask_stride + lowest + i,
+                    mask=live & (lowest + i < num_words),
+                    other=0,
+                )
+                has = (word[:, None] >> (bit & 31)[None, :]) & 1
+                sees = sees | (((bit >> 5) == lowest + i)[None, :] & (has != 0))
+            sees = sees & inside[None, :]
+        else:
+            sees = (bit[None, :] <= (first + query)[:, None]) & inside[None, :]
+        if CAUSAL or HAS_WINDOW:
+            own = bit - first  # the how-manieth query of the row a key is
+            is_query = (own >= 0) & inside
+            key_at = tl.load(positions + begin + own, mask=is_query, other=0).to(tl.int32)
+            key_at = tl.where(is_query, key_at, place)
+            if CAUSAL:
+                past = (own < 0)[None, :] | (key_at[None, :] <= position[:, None])
+                sees = sees & past
+            if HAS_WINDOW:
+                sees = sees & (key_at[None, :] > (position - window)[:, None]) & live[:, None]
+        # What nobody sees counts as zeros: stale slots hold anything, and 0 x NaN is NaN.
+        seen = tl.max(sees.to(tl.int32), 0) > 0
+        v_tile = tl.where(seen[:, None], v_tile, tl.zeros_like(v_tile))
+        scores = tl.where(sees, tl.dot(queries, tl.trans(k_tile)), float("-inf"))
+        peak, total, acc = _add_tile(scores, v_tile, scale, peak, total, acc)
 
     in_out = live[:, None] & (at_d < DIM)[None, :]
-    to = out + token[:, None] * out_t_stride + q_head[:, None] * DIM + at_d[None, :]
-    if SPLIT:
-        if row_units > 1:
-            heads = tl.num_programs(1)
-            at = ((row.to(tl.int64) * heads + head) * num_units + unit) * packed + at_m
-            everything = num_rows.to(tl.int64) * heads * num_units * packed
-            tl.store(stats + at, peak, mask=live)
-            tl.store(stats + everything + at, total, mask=live)
-            tl.store(partial + at[:, None] * DIM + at_d[None, :], acc, mask=in_out)
-            return
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(to, acc.to(out.dtype.element_ty), mask=in_out)
+    if row_units > 1:
+        heads = tl.num_programs(1)
+        row_at = (row.to(tl.int64) * heads + head) * num_units * packed
+        everything = num_rows.to(tl.int64) * heads * num_units * packed
+        own_at = row_at + unit * packed + at_m
+        tl.store(stats + own_at, peak, mask=live)
+        tl.store(stats + everything + own_at, total, mask=live)
+        tl.store(partial + own_at[:, None] * DIM + at_d[None, :], acc, mask=in_out)
+        if LAST_JOINS:
+            # Every thread's numbers are there before one thread says so, and whoever is told that it
+            # is the last to arrive sees those of all others.
+            tl.debug_barrier()
+            arrival = arrivals + (row * heads + head) * blocks + block
+            others = tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu")
+            tl.debug_barrier()
+            if others == row_units - 1:
+                tl.store(arrival, 0)  # as the next pass, or replay, expects it
+                stop = tl.minimum((block + 1) * BLOCK_M, count * GROUP)
+                for m in tl.range(block * BLOCK_M, stop, JOIN_M, num_stages=1):
+                    _join(
+                        out, partial, stats, m + tl.arange(0, JOIN_M), at_d, begin, count, head, row_at,
+                        everything, row_units, packed, out_t_stride, GROUP, DIM, JOIN_UNITS,
+                    )  # fmt: skip
+    else:
+        to = out + token[:, None] * out_t_stride + q_head[:, None] * DIM + at_d[None, :]
+        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(to, acc.to(out.dtype.element_ty), mask=in_out)
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_units", "packed"],
-    do_not_specialize_on_alignment=["prefix_lens", "tail_lens", "cu_q"],
+    do_not_specialize=["num_rows", "num_units", "unit_keys", "packed"],
+    do_not_specialize_on_alignment=["prefix_lens", "tail_lens", "cu_q", "stats"],
 )
 def join_kernel(
     partial, stats, out, prefix_lens, tail_lens, cu_q,
-    num_rows, num_units, packed, out_t_stride,
-    GROUP: tl.constexpr, DIM: tl.constexpr, UNIT: tl.constexpr, UNITS: tl.constexpr,
-    BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr,
+    num_rows, num_units, unit_keys, packed, out_t_stride,
+    GROUP: tl.constexpr, DIM: tl.constexpr, UNITS: tl.constexpr, BLOCK_M: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Some columns of some packed queries of a row: their units joined from left to right."""
     blocks = tl.cdiv(packed, BLOCK_M)
@@ -217,29 +268,14 @@ def join_kernel(
     if block * BLOCK_M >= count * GROUP:
         return
     keys = (tl.load(prefix_lens + row) + tl.load(tail_lens + row)).to(tl.int32)
-    row_units = tl.cdiv(keys, UNIT)
+    row_units = tl.cdiv(keys, unit_keys)
     if row_units <= 1:
         return  # written already
-    at_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
-    at_d = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
-    live = at_m < count * GROUP
     heads = tl.num_programs(1)
-    at = (row.to(tl.int64) * heads + head) * num_units * packed + at_m
-    everything = num_rows.to(tl.int64) * heads * num_units * packed
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, COLUMNS], tl.float32)
-    for unit in range(0, row_units, UNITS):
-        for i in tl.static_range(UNITS):  # unrolled: no load waits for another
-            there = live & (unit + i < row_units)
-            u_peak = tl.load(stats + at, mask=there, other=float("-inf"))
-            u_total = tl.load(stats + everything + at, mask=there, other=0.0)
-            values = partial + at[:, None] * DIM + at_d[None, :]
-            u_acc = tl.load(values, mask=there[:, None], other=0.0)
-            peak, total, acc = _merge(peak, total, acc, u_peak, u_total, u_acc)
-            at += packed
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    token = (begin + at_m // GROUP).to(tl.int64)
-    q_head = head * GROUP + at_m % GROUP
-    to = out + token[:, None] * out_t_stride + q_head[:, None] * DIM + at_d[None, :]
-    tl.store(to, acc.to(out.dtype.element_ty), mask=live[:, None])
+    _join(
+        out, partial, stats, block * BLOCK_M + tl.arange(0, BLOCK_M),
+        tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS), begin, count, head,
+        (row.to(tl.int64) * heads + head) * num_units * packed,
+        num_rows.to(tl.int64) * heads * num_units * packed,
+        row_units, packed, out_t_stride, GROUP, DIM, UNITS,
+    )  # fmt: skip

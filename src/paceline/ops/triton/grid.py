@@ -9,7 +9,9 @@ of one long and many short rows most programs stop at once. The way out is a wor
 from __future__ import annotations
 
 import importlib
+import sys
 from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,7 +19,39 @@ from torch import Tensor
 HEAD_DIMS = (64, 96, 128)
 DTYPES = (torch.bfloat16, torch.float16)
 _WORK_BYTES = 256 << 20  # most bytes of work space for partial results
-_LONG_ROW = 8  # units; longer rows are split even if there are enough programs without
+_ARRIVALS = 1 << 16  # most (row, key/value head, block of queries) whose last program joins
+# Most units x packed queries that a last program joins by itself: one multiprocessor reads 512 bytes
+# for each of them, a kernel more takes about 2 microseconds.
+_JOINED_BY_LAST = 1024
+_ANY: Final = sys.maxsize
+
+# The choice of tiles: the first line whose bounds hold. To be revised with the benchmark's --sweep.
+# Few streams need small units, so that there are enough programs; a whole row in one unit needs no
+# joining. `keys` is the page table's bound, of which rows in service hold about half.
+#
+#    most packed  streams  keys      block_m  block_n  unit  warps  stages
+_CHOICE: Final = (
+    ((16, 16, 4096), (16, 64, 128, 4, 3)),
+    ((64, 16, 4096), (16, 64, 128, 4, 3)),
+    ((128, 16, 4096), (32, 64, 128, 4, 3)),
+    ((16, 16, 32_768), (16, 64, 256, 4, 3)),
+    ((16, 128, 4096), (16, 64, 256, 4, 3)),
+    ((16, 256, _ANY), (16, 64, 512, 4, 3)),
+    ((16, _ANY, 4096), (16, 64, 4096, 4, 3)),
+    ((16, _ANY, _ANY), (16, 64, 2048, 4, 3)),
+    ((32, 128, 4096), (32, 64, 256, 4, 3)),
+    ((32, 256, _ANY), (32, 64, 512, 4, 3)),
+    ((32, _ANY, 4096), (32, 64, 4096, 4, 3)),
+    ((32, _ANY, _ANY), (32, 64, 2048, 4, 3)),
+    ((64, 128, 4096), (64, 64, 256, 4, 3)),
+    ((64, 256, _ANY), (64, 64, 512, 4, 3)),
+    ((64, _ANY, 4096), (64, 64, 4096, 4, 3)),
+    ((64, _ANY, _ANY), (64, 64, 2048, 4, 3)),
+    ((_ANY, 128, 4096), (128, 64, 512, 8, 3)),
+    ((_ANY, 256, _ANY), (128, 64, 1024, 8, 3)),
+    ((_ANY, _ANY, 4096), (128, 64, 4096, 8, 3)),
+    ((_ANY, _ANY, _ANY), (128, 64, 2048, 8, 3)),
+)
 
 
 def refusal(dtype: torch.dtype, head_dim: int) -> str | None:
@@ -43,18 +77,29 @@ class Tiles:
     unit: int  # keys with a softmax of their own, a multiple of block_n
     num_warps: int
     num_stages: int
+    last_joins: bool | None = (
+        None  # a row's last program joins its units, not a kernel; None: if few
+    )
 
 
-def tiles_for(packed: int, dim: int) -> Tiles:
-    """Return the tiles for rows of at most `packed` packed queries and a head size."""
-    if packed <= 16:
-        return Tiles(block_m=16, block_n=64, unit=512, num_warps=4, num_stages=3)
-    if packed <= 32:
-        return Tiles(block_m=32, block_n=64, unit=512, num_warps=4, num_stages=3)
-    if packed <= 64:
-        return Tiles(block_m=64, block_n=64, unit=512, num_warps=4, num_stages=3)
-    warps = 8 if dim > 64 else 4
-    return Tiles(block_m=128, block_n=64, unit=1024, num_warps=warps, num_stages=3)
+def tiles_for(packed: int, streams: int, num_keys: int, dim: int) -> Tiles:
+    """Choose the tiles of a pass.
+
+    Args:
+        packed: most packed queries of a row.
+        streams: rows x key/value heads, each of which is read once.
+        num_keys: most keys that a row's pages hold.
+        dim: numbers of a head.
+    """
+    asked = (packed, streams, num_keys)
+    block_m, block_n, unit, warps, stages = next(
+        chosen
+        for bounds, chosen in _CHOICE
+        if all(n <= most for n, most in zip(asked, bounds, strict=True))
+    )
+    if dim <= 64:
+        warps = min(warps, 4)
+    return Tiles(block_m=block_m, block_n=block_n, unit=unit, num_warps=warps, num_stages=stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +110,15 @@ class Shape:
     kv_heads: int
     packed: int  # M: most queries of a row x g
     blocks: int  # of packed queries
-    units: int  # most units of a row
-    split: bool  # one program a unit, joined afterwards; else one walks all units of its row
+    units: int  # most units of a row; if there are several, their results are joined
+    last_joins: bool  # the last program of a row's units to arrive, not a kernel
     tiles: Tiles
 
     @property
     def num_partials(self) -> int:
-        """Packed queries x units of all rows and heads."""
-        return self.num_rows * self.kv_heads * self.units * self.packed
+        """Packed queries x units of all rows and heads; 0 if no row has two units."""
+        several = self.units if self.units > 1 else 0
+        return self.num_rows * self.kv_heads * several * self.packed
 
 
 def shape(
@@ -83,7 +129,6 @@ def shape(
     q_heads: int,
     kv_heads: int,
     dim: int,
-    processors: int,
     tiles: Tiles | None = None,
 ) -> Shape:
     """Choose grid and tiles of a pass.
@@ -95,23 +140,26 @@ def shape(
         q_heads: Hq.
         kv_heads: Hkv.
         dim: D.
-        processors: multiprocessors of the device.
         tiles: instead of `tiles_for`'s.
     """
-    packed = q_len * (q_heads // kv_heads)
-    tiles = tiles or tiles_for(packed, dim)
-    whole = Shape(
+    packed, streams = q_len * (q_heads // kv_heads), num_rows * kv_heads
+    tiles = tiles or tiles_for(packed, streams, num_keys, dim)
+    while streams * packed * -(-num_keys // tiles.unit) * (dim + 2) * 4 > _WORK_BYTES:
+        if tiles.unit >= num_keys:
+            break  # one unit has no partial results
+        tiles = replace(tiles, unit=2 * tiles.unit)
+    blocks, units = -(-packed // tiles.block_m), -(-num_keys // tiles.unit)
+    few = units * min(packed, tiles.block_m) <= _JOINED_BY_LAST
+    last = few if tiles.last_joins is None else tiles.last_joins
+    return Shape(
         num_rows=num_rows,
         kv_heads=kv_heads,
         packed=packed,
-        blocks=-(-packed // tiles.block_m),
-        units=-(-num_keys // tiles.unit),
-        split=False,
+        blocks=blocks,
+        units=units,
+        last_joins=units > 1 and last and streams * blocks <= _ARRIVALS,
         tiles=tiles,
     )
-    few = num_rows * kv_heads * whole.blocks < 2 * processors
-    fits = whole.num_partials * (dim + 2) * 4 <= _WORK_BYTES
-    return replace(whole, split=whole.units > 1 and fits and (few or whole.units > _LONG_ROW))
 
 
 class WorkSpace:
@@ -122,6 +170,7 @@ class WorkSpace:
 
     def __init__(self) -> None:
         self._kept: list[Tensor] = []
+        self._arrivals: dict[torch.device, Tensor] = {}
 
     def take(self, count: int, device: torch.device) -> Tensor:
         """Return at least `count` float32 numbers on a device."""
@@ -131,3 +180,19 @@ class WorkSpace:
         made = torch.empty(1 << (count - 1).bit_length(), dtype=torch.float32, device=device)
         self._kept.append(made)
         return made
+
+    def arrivals(self, device: torch.device) -> Tensor:
+        """Return [65536] int32: counters of a device, zero before and after every pass.
+
+        Raises:
+            RuntimeError: they would have to be made while a graph is captured, which runs nothing.
+        """
+        if device not in self._arrivals:
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                msg = (
+                    "counters of attention were asked for first while a CUDA graph is captured; they "
+                    "are zeroed outside. Run the pass once before it is captured"
+                )
+                raise RuntimeError(msg)
+            self._arrivals[device] = torch.zeros(_ARRIVALS, dtype=torch.int32, device=device)
+        return self._arrivals[device]
