@@ -6,9 +6,9 @@ are the fastest; and which share of the rate at which this memory can be read ea
 
 Each operator is captured many times in one graph, over enough copies of its weights that none is in
 a cache when its turn comes again; replays are timed by events, and medians taken. So a call's time has
-the pause between kernels in it, as in a captured decode step. Every result is compared with the
-library's in float32 before it is timed. The sweep takes a minute at most (`--sweep` seconds), better
-guesses first, and says how many tiles it got to.
+the pause between kernels in it, as in a captured decode step. Tiles are compared with the product in
+float32 before they are timed; wrong ones fail the run, at its end. The sweep takes a minute at most
+(`--sweep` seconds), better guesses first, and says how many tiles it got to.
 
     python benchmarks/gpu_linear.py --out benchmarks/results/gpu-linear.json
     python benchmarks/gpu_linear.py --table src/paceline/ops/triton/linear_table.py
@@ -142,16 +142,17 @@ class Bench:
         kind = DTYPE if self._product.op == "linear" else torch.float32
         return linear.parts(x, weight, tiles, kind)[0]
 
-    def compare(self, rows: int, tiles: Tiles) -> None:
-        """Stop if the kernels' result is not the product."""
+    def is_right(self, rows: int, tiles: Tiles) -> bool:
+        """Whether the kernels' result is the product; says so if not."""
         made = self.own(rows, self._weights[-1], tiles)
         exact = self._x[:rows].float() @ self._weights[-1].float().T
         found = made[1] if isinstance(made, tuple) else made
         want = exact + self._residual[:rows].float() if isinstance(made, tuple) else exact
         off = float((found.float() - want).norm() / want.norm())
-        if not off < (1e-3 if found.dtype == torch.float32 else 5e-3):  # tf32 may have made `want`
-            msg = f"{self._product} of {rows} rows is off by {off:.1e} with {tiles}"
-            raise SystemExit(msg)
+        right = off < (1e-3 if found.dtype == torch.float32 else 5e-3)  # tf32 may have made `want`
+        if not right:
+            print(f"WRONG: {self._product} of {rows} rows is off by {off:.1e}: {tiles}", flush=True)
+        return right
 
     def us(self, call: Callable[[Tensor], object], repeats: int | None = None) -> float:
         """Microseconds of a call."""
@@ -173,10 +174,11 @@ class Bench:
             stop.record()
             pairs.append((start, stop))
         torch.cuda.synchronize()
-        return statistics.median(a.elapsed_time(b) for a, b in pairs) / self._calls * 1e3
+        times = [float(a.elapsed_time(b)) for a, b in pairs]
+        return statistics.median(times) / self._calls * 1e3
 
     def own_us(self, rows: int, tiles: Tiles, repeats: int | None = None) -> float:
-        """Microseconds of the kernels, which were compared first."""
+        """Microseconds of the kernels."""
         return self.us(lambda weight: self.own(rows, weight, tiles), repeats)
 
     def library_us(self, rows: int) -> float:
@@ -184,27 +186,38 @@ class Bench:
         return self.us(lambda weight: self.library(rows, weight))
 
 
-def sweep(
-    bench: Bench, tried: list[Tiles], block: int, seconds: float
-) -> list[tuple[float, Tiles]]:
-    """Times of tiles, summed over the least and the most rows of a block; the best first."""
-    found: list[tuple[float, Tiles]] = []
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a sweep says: times of tiles, the best first, and tiles whose results were wrong."""
+
+    times: list[tuple[float, Tiles]]
+    wrong: list[Tiles]
+
+
+def sweep(bench: Bench, tried: list[Tiles], block: int, seconds: float) -> Found:
+    """Time tiles, at the least and the most rows of a block, whose times are added."""
+    times: list[tuple[float, Tiles]] = []
+    wrong: list[Tiles] = []
+    ends = sorted({ROWS[block][0], ROWS[block][-1]})
     until = time.monotonic() + seconds
     for tiles in tried:
-        if found and time.monotonic() > until:
+        if times and time.monotonic() > until:
             break
-        ends = sorted({ROWS[block][0], ROWS[block][-1]})
         try:
-            for rows in ends:
-                bench.compare(rows, tiles)
+            right = all(bench.is_right(rows, tiles) for rows in ends)
         except triton.runtime.errors.OutOfResources as error:
             print(f"  {tiles} does not fit: {error}", flush=True)
             continue
-        found.append((sum(bench.own_us(rows, tiles, 5) for rows in ends), tiles))
-    return sorted(found, key=lambda pair: pair[0])
+        if right:
+            times.append((sum(bench.own_us(rows, tiles, 5) for rows in ends), tiles))
+        else:
+            wrong.append(tiles)
+    return Found(sorted(times, key=lambda pair: pair[0]), wrong)
 
 
-def measure(product: Product, args: argparse.Namespace, table: Table) -> list[Json]:
+def measure(
+    product: Product, args: argparse.Namespace, table: Table, wrong: list[str]
+) -> list[Json]:
     """Sweep and measure one product; its lines, and what was faster into the table."""
     lines: list[Json] = []
     bench = Bench(product, args.repeats)
@@ -212,7 +225,10 @@ def measure(product: Product, args: argparse.Namespace, table: Table) -> list[Js
     for block, share in zip(BLOCKS, (0.6, 0.2, 0.2), strict=True):
         tried = candidates(product, block, processors)
         found = sweep(bench, tried, block, args.sweep * product.time * share)
-        best = found[0][1]
+        wrong += [f"{product} at {block} rows with {tiles}" for tiles in found.wrong]
+        if not found.times:
+            continue
+        best = found.times[0][1]
         faster: list[bool] = []
         for rows in ROWS[block]:
             library, own = bench.library_us(rows), bench.own_us(rows, best)
@@ -229,15 +245,15 @@ def measure(product: Product, args: argparse.Namespace, table: Table) -> list[Js
                     "library_share": share_of[0],
                     "own_share": share_of[1],
                     "tiles": asdict(best),
-                    "tried": len(found),
+                    "tried": len(found.times),
                     "of": len(tried),
-                    "sweep": [{"us": us, **asdict(tiles)} for us, tiles in found],
+                    "sweep": [{"us": us, **asdict(tiles)} for us, tiles in found.times],
                 }
             )
             print(
                 f"{product.op:20} {product.n:6} {product.k:6} {rows:5} {library:9.2f} "
                 f"{share_of[0]:6.1%} {own:9.2f} {share_of[1]:6.1%}  {written(best)}"
-                f"  {len(found)} of {len(tried)}",
+                f"  {len(found.times)} of {len(tried)}",
                 flush=True,
             )
         if all(faster):
@@ -287,9 +303,10 @@ def main() -> None:
     print("operator                  N      K  rows  library us  share    own us  share  tiles")
     lines: list[Json] = []
     table: Table = {}
+    wrong: list[str] = []
     with torch.inference_mode():
         for product in PRODUCTS:
-            lines += measure(product, args, table)
+            lines += measure(product, args, table, wrong)
             torch.cuda.empty_cache()
     print("\n" + lines_of(table))
     record: dict[str, Json] = {
@@ -300,10 +317,16 @@ def main() -> None:
         "dtype": str(DTYPE)[6:],
         "lines": lines,
         "table": lines_of(table),
+        "wrong": list[Json](wrong),
     }
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(record, indent=1) + "\n")
+    if wrong:
+        msg = (
+            f"{len(wrong)} results were wrong, so no table is written; they are in the lines above"
+        )
+        raise SystemExit(msg)
     if args.table:
         args.table.write_text(put(table, args.table.read_text()))
 

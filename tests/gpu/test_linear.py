@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -13,9 +14,11 @@ from paceline import ops
 from paceline.ops.reference import linear as reference
 from paceline.ops.triton import linear, linear_table
 from paceline.ops.triton.linear_table import CAPABILITY, TABLE, Tiles
-from tests import fused_grid, linear_grid
+from tests import fused_grid, linear_grid, tiny
+from tests.engine.test_fused import passes
+from tests.gpu.test_fused import LIMITS, by_modules, on_gpu, runner_of, served
 from tests.linear_grid import EPS, SIZES, TILES, Grid
-from tests.tolerance import close
+from tests.tolerance import close, error
 
 pytestmark = [
     pytest.mark.gpu,
@@ -167,3 +170,33 @@ def test_replays_equal_the_eager_calls(
         for found, again, want in zip(replayed, results, run(), strict=True):
             assert torch.equal(found, want)
             assert torch.equal(again, want), "another graph has memory of its own"
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_a_pass_by_own_products_is_what_the_modules_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    """Hidden states, taps and the pool; with biases, which are the library's."""
+    taps = (1, 0)
+    net, pools = served(tiny.write_tiny(tmp_path, architecture, head_dim=64), torch.bfloat16)
+    runner = runner_of(net, pools[0], taps)
+    batch = on_gpu(passes()["verify"])
+    want = by_modules(net, pools[1], batch, taps)
+    launched: list[str] = []
+
+    def tiles_for(op: str, rows: int, *_: int) -> Tiles | None:
+        launched.append(op)
+        split = 2 if op == "linear_add_rms_norm" else 1
+        return Tiles(block_n=32, block_k=32, split=split) if rows <= 64 else None
+
+    monkeypatch.setattr(linear, "tiles_for", tiles_for)
+    monkeypatch.setattr(linear, "_measured", lambda _: True)
+    found = runner.forward(batch)
+    assert launched.count("linear_add_rms_norm") == 2 * len(net.decoder().layers)
+    live = int(batch.cu_q[-1])
+    assert found.aux is not None
+    assert want.aux is not None
+    for a, b in ((found.hidden, want.hidden), (found.aux, want.aux)):
+        assert error(a[:live], b[:live]) <= LIMITS[torch.bfloat16]
+    for a, b in ((pools[0].k, pools[1].k), (pools[0].v, pools[1].v)):
+        assert error(a[:, :, :-1], b[:, :, :-1]) <= LIMITS[torch.bfloat16]

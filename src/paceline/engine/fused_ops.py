@@ -65,6 +65,7 @@ class _Layer:
     mlp_norm: Tensor  # [H]
     gate_up: _Product
     down: _Product
+    next_norm: Tensor  # [H], the next layer's first, or the network's last
 
 
 class OpsPass(FusedPass):
@@ -82,10 +83,10 @@ class OpsPass(FusedPass):
         self._net = net
         self._pool = pool
         self._backend = backend
-        self._layers = [_layer(layer, pool) for layer in net.layers]
         norms = [layer.attention_norm.weight for layer in net.layers]
         self._first_norm = norms[0]
-        self._next_norms = [*norms[1:], net.norm.weight]  # of what follows each layer
+        following = zip(net.layers, [*norms[1:], net.norm.weight], strict=True)
+        self._layers = [_layer(layer, norm, pool) for layer, norm in following]
 
     def forward(self, batch: ForwardBatch, aux_layers: tuple[int, ...]) -> ForwardOutput:
         """See `FusedPass`."""
@@ -95,7 +96,7 @@ class OpsPass(FusedPass):
         stream = net.embed(batch.token_ids)
         normed = ops.rms_norm(stream, self._first_norm, eps)
         taps: dict[int, Tensor] = {}
-        for index, (layer, next_norm) in enumerate(zip(self._layers, self._next_norms, strict=True)):
+        for index, layer in enumerate(self._layers):
             q = ops.rope_write(
                 layer.qkv(normed),
                 batch.positions,
@@ -109,14 +110,14 @@ class OpsPass(FusedPass):
             x = attend.written(layer.site, q).flatten(1)
             normed, stream = layer.out.add_rms_norm(x, stream, layer.mlp_norm, eps)
             x = ops.silu_mul(layer.gate_up(normed))
-            normed, stream = layer.down.add_rms_norm(x, stream, next_norm, eps)
+            normed, stream = layer.down.add_rms_norm(x, stream, layer.next_norm, eps)
             if index in aux_layers:
                 taps[index] = stream
         aux = torch.cat([taps[index] for index in aux_layers], dim=-1) if aux_layers else None
         return ForwardOutput(hidden=normed, aux=aux)
 
 
-def _layer(layer: PreNormLayer, pool: KVPool) -> _Layer:
+def _layer(layer: PreNormLayer, next_norm: Tensor, pool: KVPool) -> _Layer:
     attention, mlp = layer.attention, layer.mlp
 
     def product(linear: Linear) -> _Product:
@@ -135,4 +136,5 @@ def _layer(layer: PreNormLayer, pool: KVPool) -> _Layer:
         mlp_norm=layer.mlp_norm.weight,
         gate_up=product(mlp.gate_up),
         down=product(mlp.down),
+        next_norm=next_norm,
     )
