@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
-SUMS = 1e-5  # tensor cores cut off a bit where they add
+SUMS = 3e-5  # tensor cores cut off, rather than round, at each of some hundred additions
 GRIDS = [Grid("cuda", dtype, SUMS) for dtype in (torch.bfloat16, torch.float16)]
 IDS = [str(grid.dtype)[6:] for grid in GRIDS]
 # Of an 8 B model: what a table is most likely to hold.
@@ -93,7 +93,7 @@ def test_every_line_of_the_table(line: tuple[str, int, int]) -> None:
             found, want = (op(x, weight),), (getattr(reference, name)(x, weight),)
         for one, other in zip(found, want, strict=True):
             assert one.dtype == other.dtype
-            assert close(one, other, 1e-5 if one.dtype == torch.float32 else 4e-3)
+            assert close(one, other, SUMS if one.dtype == torch.float32 else 4e-3)
 
 
 @pytest.mark.parametrize("tiles", [TILES[0], TILES[3]], ids=str)
