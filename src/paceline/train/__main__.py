@@ -73,7 +73,9 @@ def _add_flags(made: argparse.ArgumentParser, settings: type[TrainSettings]) -> 
         if name not in groups:
             groups[name] = made.add_argument_group(name)
         text = str(item.metadata["help"]).replace("%", "%%")
-        default = "" if item.default in (None, ()) else f" (default: {item.default})"
+        shown: Any = item.default
+        shown = shlex.join(map(str, shown)) if isinstance(shown, tuple) else shown
+        default = "" if item.default in (None, ()) else f" (default: {shown})"
         groups[name].add_argument(
             "--" + item.name.replace("_", "-"), help=text + default, **_kind(hints[item.name])
         )

@@ -67,7 +67,9 @@ class Eagle3Settings(TrainSettings):
         """See `TrainSettings`."""
         problems = []
         if self.taps and len(self.taps) != _NUM_TAPS:
-            problems.append(f"taps {self.taps} must be three layers: low, mid, high")
+            problems.append(
+                f"--taps {' '.join(map(str, self.taps))} must be three layers: low, mid, high"
+            )
         if self.remap and self.init is None:
-            problems.append("remap is about a drafter given with --init")
+            problems.append("--remap is about a drafter given with --init")
         return problems

@@ -1,9 +1,10 @@
-"""Prompts from JSONL files: one object a line with `messages`, gzipped or not, read line by line.
+"""Prompts from JSONL files: one object a line, gzipped or not, read line by line.
 
     {"id": "p000001", "source": "gsm8k-train", "licence": "MIT", "category": "math",
      "messages": [{"role": "user", "content": "..."}]}
 
-Only `messages` must be there, and its last message must be the user's: the target answers it.
+Only `messages` must be there, and its last message must be the user's: the target answers it. Instead of
+`messages` there may be what sets of prompts have: `turns` (the first one counts), `question` or `prompt`.
 
 Not here: token ids (`prepare.py`) and the prompts that the target makes itself (`generate.py`).
 """
@@ -27,7 +28,8 @@ Broken: TypeAlias = Literal["refuse", "skip"]
 Message: TypeAlias = Mapping[str, object]
 
 _SHOWN = 5  # broken lines that a message quotes
-_SHAPE = '{"messages": [{"role": "user", "content": "..."}]}'
+_SHAPE = '{"messages": [{"role": "user", "content": "..."}]} or {"prompt": "..."}'
+_PLAIN = ("turns", "question", "prompt")  # keys of a user's text, the first that is there counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +140,9 @@ def _parse(file: Path, number: int, text: bytes) -> Prompt | str:
         return f"no JSON ({error})"
     if not isinstance(line, dict):
         return f"a JSON {type(line).__name__}, not an object"
-    messages = line.get("messages")
+    messages = line["messages"] if "messages" in line else _opening(line)
     if not isinstance(messages, list) or not messages:
-        return "no list of messages"
+        return 'no list of messages, and no text in "turns", "question" or "prompt"'
     for i, message in enumerate(messages):
         if not isinstance(message, dict):
             return f"message {i} is no object"
@@ -161,3 +163,10 @@ def _parse(file: Path, number: int, text: bytes) -> Prompt | str:
         source=str(line.get("source") or "file"),
         licence=str(line.get("licence") or line.get("license") or "not stated"),
     )
+
+
+def _opening(line: Mapping[str, object]) -> list[Message] | None:
+    """What a user says in a line without messages, as a conversation; None: nothing."""
+    said = next((line[key] for key in _PLAIN if line.get(key)), None)
+    text = said[0] if isinstance(said, list) else said
+    return [{"role": "user", "content": text}] if isinstance(text, str) else None

@@ -158,7 +158,7 @@ class TrainSettings:
             ConfigError: as above.
         """
         problems = [
-            f"{name} {getattr(self, name)} must be >= {low}"
+            f"{flag(name)} {getattr(self, name)} must be >= {low}"
             for name, low in self.LOWEST.items()
             if getattr(self, name) < low
         ]
@@ -182,23 +182,24 @@ class TrainSettings:
             "save_minutes": (_finite(self.save_minutes), "a number >= 0"),
         }
         problems += [
-            f"{name} {getattr(self, name)} must be {what}"
+            f"{flag(name)} {getattr(self, name)} must be {what}"
             for name, (good, what) in shares.items()
             if not good
         ]
         if not self.openings:
-            problems.append("openings must be one or more; '' leaves the beginning to the target")
+            problems.append("--openings must be one or more; '' leaves the beginning to the target")
         if not self.temperatures or any(not 0 <= t <= 10 for t in self.temperatures):
-            problems.append(f"temperatures {self.temperatures} must be one or more of 0 ... 10")
+            given = " ".join(map(str, self.temperatures)) or "(none)"
+            problems.append(f"--temperatures {given} must be one or more of 0 ... 10")
         unknown = [s for s in self.stages if s not in STAGES]
         if unknown:
-            problems.append(f"stages {unknown} are none of {', '.join(STAGES)}")
+            problems.append(f"--stages {' '.join(unknown)} are none of {', '.join(STAGES)}")
         if "train" in self.stages and (self.steps is None) == (self.train_minutes is None):
-            problems.append("give either steps or train_minutes")
+            problems.append("give either --steps or --train-minutes")
         makes = not self.answers and "prepare" in self.stages
         if self.own_share < 1 and not self.prompts and makes:
             problems.append(
-                "give prompts, or --own-share 1 to train on the target's own alone, or --answers "
+                "give --prompts, or --own-share 1 to train on the target's own alone, or --answers "
                 "with the folder of a run that has them"
             )
         problems += self.own_problems()
@@ -235,6 +236,11 @@ PER_CALL: Final = frozenset({"device", "minutes", "generate_minutes", "stages", 
 OF_ANSWERS: Final = frozenset(
     f.name for f in fields(TrainSettings) if f.metadata["group"] == "Data"
 ) - {"max_rows", "generate_minutes"}
+
+
+def flag(name: str) -> str:
+    """A setting's name as the command line has it."""
+    return "--" + name.replace("_", "-")
 
 
 def _finite(value: float | None) -> bool:

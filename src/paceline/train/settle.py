@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from paceline.core.errors import ConfigError
 from paceline.models.atomic import replacing
-from paceline.train.settings import FREE, OF_ANSWERS, PER_CALL, TrainSettings, as_json
+from paceline.train.settings import FREE, OF_ANSWERS, PER_CALL, TrainSettings, as_json, flag
 
 S = TypeVar("S", bound=TrainSettings)
 
@@ -70,14 +70,14 @@ def settle(folder: Path, given: Mapping[str, object], kind: type[S]) -> S:
 
 def _changed(before: S, given: dict[str, object], folder: Path) -> S:
     changed = [
-        f"{name} was {getattr(before, name)!r}, now {value!r}"
+        f"{flag(name)} was {getattr(before, name)!r}, now {value!r}"
         for name, value in given.items()
         if name not in FREE | PER_CALL and value != getattr(before, name)
     ]
     if changed:
         msg = (
             f"{folder} holds a run with other settings: {'; '.join(changed)}; only "
-            f"{', '.join(sorted(FREE | PER_CALL))} may change between calls. Leave these flags "
+            f"{', '.join(map(flag, sorted(FREE | PER_CALL)))} may change between calls. Leave these flags "
             "out, or use another run folder."
         )
         raise ConfigError(msg)
@@ -94,7 +94,7 @@ def _with_answers(
     """This call's settings with those that belong to other runs' answers."""
     said = sorted(OF_ANSWERS & given.keys())
     if said:
-        flags = ", ".join("--" + name.replace("_", "-") for name in said)
+        flags = ", ".join(map(flag, said))
         msg = (
             f"the answers of {others[0].folder} are used as they are, so {flags} cannot be chosen; leave out "
             "these flags, or leave out --answers and generate answers of this run's own"

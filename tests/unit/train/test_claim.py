@@ -156,7 +156,8 @@ def test_numbers_without_sense_are_refused(name: str, value: float) -> None:
     length = {} if name == "train_minutes" else {"steps": 3}
     settings = DFlashSettings(**{"own_share": 1.0, **length, name: value})  # type: ignore[arg-type]
     with pytest.raises(
-        ConfigError, match=rf"invalid settings: {name} {re.escape(str(value))} must be "
+        ConfigError,
+        match=rf"invalid settings: --{name.replace('_', '-')} {re.escape(str(value))} must be ",
     ):
         settings.check()
 

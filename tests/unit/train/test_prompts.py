@@ -16,7 +16,8 @@ GOOD = {"messages": [{"role": "user", "content": "Hi."}], "category": "chat", "s
 BROKEN: dict[str, bytes] = {
     "no JSON": b'{"messages": [',
     "a JSON list": b"[1, 2]",
-    "no list of messages": b'{"prompt": "x"}',
+    "no list of messages, and no text": b'{"text": "x"}',
+    "no list of messages": b'{"messages": {}, "prompt": "x"}',
     "message 0 is no object": b'{"messages": ["x"]}',
     "message 1 has no role or no content": json.dumps(
         {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "  "}]}
@@ -54,6 +55,31 @@ def test_good_lines_plain_and_gzipped(tmp_path: Path) -> None:
     ]
 
 
+def test_lines_of_known_sets_of_prompts_are_read(tmp_path: Path) -> None:
+    """What `bench` reads can be trained on: the first of `turns`, `question` and `prompt`."""
+    rows = [
+        {"turns": ["first", "second"], "category": "qa"},
+        {"question": "how many?", "answer": "3"},
+        {"prompt": "def f():", "task_id": "HumanEval/0"},
+        {"turns": [], "prompt": "none of the turns"},
+        {"messages": GOOD["messages"], "prompt": "not this"},
+    ]
+    path = write(tmp_path / "a.jsonl", [json.dumps(row).encode() for row in rows])
+    prompts, _ = take([path], "refuse")
+    said = [[(m["role"], m["content"]) for m in p.messages] for p in prompts]
+    expected = ["first", "how many?", "def f():", "none of the turns", "Hi."]
+    assert said == [[("user", text)] for text in expected]
+    assert prompts[0].group == "qa"
+
+
+@pytest.mark.parametrize("row", [{"turns": [[1]]}, {"prompt": 3}, {"question": " "}])
+def test_a_known_key_without_text_is_broken(tmp_path: Path, row: dict[str, object]) -> None:
+    """A key alone does not make a prompt."""
+    path = write(tmp_path / "a.jsonl", [json.dumps(row).encode()])
+    with pytest.raises(ConfigError, match="1 of 1 lines are no prompts"):
+        take([path], "refuse")
+
+
 @pytest.mark.parametrize("why", BROKEN)
 def test_broken_lines_are_refused_by_name(tmp_path: Path, why: str) -> None:
     """The message counts them and says which line, and why."""
@@ -75,7 +101,7 @@ def test_broken_lines_are_skipped_with_a_warning(
     assert len(prompts) == 1
     assert len(reading.broken) == len(BROKEN)
     assert f"{len(BROKEN)} broken lines were skipped" in caplog.text
-    assert "and 3 more" in caplog.text
+    assert f"and {len(BROKEN) - 5} more" in caplog.text
 
 
 def test_an_empty_file_is_said(tmp_path: Path) -> None:

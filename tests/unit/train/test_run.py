@@ -191,7 +191,7 @@ def test_settings_are_kept_and_guarded(tmp_path: Path) -> None:
     assert first.minutes == 3.0
     later = settle(tmp_path / "r", {"train_minutes": 2.0}, DFlashSettings)
     assert (later.steps, later.train_minutes) == (None, 2.0)
-    with pytest.raises(ConfigError, match=r"taps was \(1, 2\), now \(3,\); only answer_tokens"):
+    with pytest.raises(ConfigError, match=r"--taps was \(1, 2\), now \(3,\); only --answer-tokens"):
         settle(tmp_path / "r", {"taps": (3,)}, DFlashSettings)
     (tmp_path / "r" / "settings.json").write_text("{")
     with pytest.raises(ConfigError, match="is damaged"):
@@ -204,11 +204,11 @@ def test_settings_are_kept_and_guarded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({}, "give either steps or train_minutes"),
-        ({"steps": 3, "train_minutes": 1.0}, "give either steps or train_minutes"),
-        ({"steps": 3, "own_share": 0.5, "prompts": ()}, "give prompts, or --own-share 1"),
-        ({"steps": 3, "block": 1}, "block 1 must be >= 2"),
-        ({"steps": 3, "held_out": 0.0}, "held_out 0.0 must be between 0 and 1"),
+        ({}, "give either --steps or --train-minutes"),
+        ({"steps": 3, "train_minutes": 1.0}, "give either --steps or --train-minutes"),
+        ({"steps": 3, "own_share": 0.5, "prompts": ()}, "give --prompts, or --own-share 1"),
+        ({"steps": 3, "block": 1}, "--block 1 must be >= 2"),
+        ({"steps": 3, "held_out": 0.0}, "--held-out 0.0 must be between 0 and 1"),
         ({"steps": 3, "temperatures": (-1.0,)}, "temperatures"),
         ({"steps": 3, "stages": ("cook",)}, "are none of prepare"),
     ],
