@@ -10,6 +10,7 @@ CRC-32 of its bytes, compared at every start: a disk or a program may have damag
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import logging
@@ -35,6 +36,12 @@ def cache_folder() -> Path:
     folder = environment.cache_path()
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def remedy(error: OSError) -> str:
+    """What helps where the cache folder does not work: room helps a full disk alone."""
+    full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+    return ("Free space, or set" if full else "Set") + " PACELINE_CACHE to a writable folder"
 
 
 def digest(path: Path) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.core.errors import ModelError
 from paceline.models import checkpoint
 from paceline.models.atomic import sweep
-from paceline.models.cache import cache_folder, check_sum, digest, keep_sum
+from paceline.models.cache import cache_folder, check_sum, digest, keep_sum, remedy
 from paceline.models.checkpoint import Checkpoint, TensorSource, TensorSpec
 from paceline.models.gguf import Entry
 from paceline.models.gguf_blocks import (
@@ -179,9 +179,9 @@ def open_gguf(
         return ConvertedTensors(target, path), f"weights: converted now, kept in {target}"
     except OSError as error:
         logger.warning(
-            "the converted model can't be kept (%s); converting in memory at every start. Free "
-            "space, or set PACELINE_CACHE to a writable folder",
+            "the converted model can't be kept (%s); converting in memory at every start. %s",
             error,
+            remedy(error),
         )
         note = f"weights: converted in memory, as the cache folder does not work ({error})"
         return GGUFTensors(path, entries, dtype), note

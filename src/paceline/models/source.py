@@ -137,11 +137,18 @@ def _hub(name: str) -> ModelFiles:
     try:
         folder = download(name, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_SKIPPED)
     except Exception as error:  # its errors differ by version and transport
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = _reason(error)
         msg = (
             f"model {name!r} is no folder here, and as a hub id it could not be downloaded: "
-            f"{reason} {_POSSIBLE}. Check the name and the network; a gated model needs `hf auth "
+            f"{reason}. {_POSSIBLE}. Check the name and the network; a gated model needs `hf auth "
             "login`; once downloaded it is found without a network."
         )
         raise ModelError(msg) from error
     return _folder(name, Path(folder))
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error that says something, as part of a sentence."""
+    lines = (line.strip().removeprefix("Got:") for line in str(error).splitlines())
+    said = (line.strip().rstrip(".:") for line in lines)
+    return next((line for line in said if line), type(error).__name__)

@@ -237,8 +237,16 @@ def test_a_cache_folder_that_cannot_be_used_is_done_without(
     cache._digest.cache_clear()
     loaded = load(file)
     assert "converted in memory" in loaded.notes[0]
-    assert "set PACELINE_CACHE to a writable folder" in caplog.text
+    assert "Set PACELINE_CACHE to a writable folder" in caplog.text
+    assert "Free space" not in caplog.text, "no room would help here"
     assert torch.equal(logits(loaded.net, TEXT), expected)
+
+
+def test_room_is_advised_where_it_helps() -> None:
+    """Only a full disk, or a full quota, is helped by free space."""
+    texts = {code: cache.remedy(OSError(code, "")) for code in (errno.ENOSPC, errno.EROFS)}
+    assert texts[errno.ENOSPC] == "Free space, or set PACELINE_CACHE to a writable folder"
+    assert texts[errno.EROFS] == "Set PACELINE_CACHE to a writable folder"
 
 
 def test_an_account_without_a_home_is_done_without(

@@ -103,7 +103,21 @@ def test_a_hub_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> 
         raise ConnectionError(msg)
 
     monkeypatch.setattr(hub, "snapshot_download", download)
-    with pytest.raises(ModelError, match=r"'org/name'.*cannot reach the hub Possible are.*Check"):
+    with pytest.raises(ModelError, match=r"'org/name'.*cannot reach the hub\. Possible are.*Check"):
+        models.resolve("org/name")
+
+
+def test_what_a_hub_says_is_part_of_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own full stop, and a "Got:" before the reason, do not show."""
+
+    def download(*_: object, **__: object) -> str:
+        msg = "\nGot: ConnectError: no name service.\nlong trace"
+        raise OSError(msg)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    with pytest.raises(
+        ModelError, match=r"downloaded: ConnectError: no name service\. Possible are"
+    ):
         models.resolve("org/name")
 
 
