@@ -9,13 +9,22 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 import paceline
-from paceline.cli.console import STDIN, complain, epilogue, open_streams, silence_streams
+from paceline.cli.console import (
+    STDIN,
+    PlainConsole,
+    complain,
+    epilogue,
+    in_paragraphs,
+    open_streams,
+    silence_streams,
+)
 from paceline.core import environment
 from paceline.core.errors import (
     ConfigError,
@@ -34,6 +43,9 @@ READER_GONE = 141  # 128 + SIGPIPE, as for a program that the signal ends
 
 # Its INFO is shown with warnings: it says what a start waits for.
 _TELLING = "paceline.engine.fitness"
+
+# Commands that take a prompt, which is one argument.
+_OF_A_PROMPT = frozenset({"generate", "chat", "demo"})
 
 # name -> ("module:function", examples shown by --help)
 _COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -79,6 +91,7 @@ def build_app() -> App:
         help_format="plaintext",
         result_action="return_value",
         suppress_keyboard_interrupt=False,
+        console=PlainConsole(),
     )
     for name, (target, examples) in _COMMANDS.items():
         module, _, attr = target.partition(":")
@@ -86,7 +99,8 @@ def build_app() -> App:
         if isinstance(command, App):
             app.command(command, name=name)
         else:
-            app.command(command, name=name, help_epilogue=epilogue(examples))
+            text = in_paragraphs(command.__doc__)
+            app.command(command, name=name, help=text, help_epilogue=epilogue(examples))
     return app
 
 
@@ -111,7 +125,7 @@ def _obey(argv: Sequence[str]) -> int:
         words = [STDIN if word == "-" else word for word in argv]
         outcome = build_app()(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        complain(f"{error} Try 'paceline --help'.")
+        complain(_advice(error))
         return MISUSED
     except (ConfigError, RequestError, ModelError) as error:
         complain(str(error))
@@ -132,6 +146,20 @@ def _obey(argv: Sequence[str]) -> int:
         )
         return FAILED
     return outcome if isinstance(outcome, int) else 0
+
+
+def _advice(error: CycloptsError) -> str:
+    """What is wrong with the words given, and where the right ones stand."""
+    chain = tuple(error.command_chain or ())
+    command = " ".join(("paceline", *chain))
+    reason = str(error)
+    if isinstance(error, UnusedCliTokensError):
+        words = error.unused_tokens or []
+        shown = shlex.join("-" if word == STDIN else word for word in words)
+        reason = f"{len(words)} argument{'s' * (len(words) != 1)} too many: {shown}."
+        if chain and chain[0] in _OF_A_PROMPT:
+            reason += f' The prompt is one argument: quote it, as in {command} "two words".'
+    return f"{reason} Try '{command} --help'."
 
 
 class _Formatter(logging.Formatter):

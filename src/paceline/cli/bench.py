@@ -9,8 +9,9 @@ from cyclopts import App, Parameter
 
 from paceline.bench.run import Settings
 from paceline.cli import bench_steps
-from paceline.cli.console import epilogue, notes, progress
+from paceline.cli.console import epilogue, in_paragraphs, notes, progress
 from paceline.cli.flags import SpecChoices, with_flags
+from paceline.cli.workbench import AsJson
 from paceline.core.errors import ConfigError
 
 _INFLATES = "ignore_eos: text after the end of an answer repeats itself and inflates accept length"
@@ -50,6 +51,7 @@ def bench(
         bool, Parameter(negative="", help="prompts as they are, without the chat template")
     ] = False,
     out: Annotated[Path | None, Parameter(help="write the record to this file too")] = None,
+    as_json: AsJson = False,
     plot: Annotated[
         Path | None, Parameter(help="draw the record into this .png, .svg or .pdf (matplotlib)")
     ] = None,
@@ -57,7 +59,8 @@ def bench(
     """Measure drafters on prompts: accept length, speed against no drafting, equal outputs.
 
     Each drafter and its own autoregressive baseline take turns, prompt by prompt, in one process.
-    A table goes to stderr, and one JSON record is the last line of stdout.
+    A table goes to stderr, and one JSON record is the last line of stdout; a terminal shows it with
+    --json only.
     """
     if not prompts:
         msg = "no prompts: name one or more JSONL files, such as Spec-Bench's question.jsonl"
@@ -110,13 +113,18 @@ def bench(
     made = record(runs, workload, settings, command=command_line(), warnings=warnings)
     if plot is not None:
         plots.draw(made, plot)
-    publish(made, out)
+    publish(made, out, as_json=as_json)
     return 0
 
 
 BENCH.help_epilogue = epilogue(_EXAMPLES)
 BENCH.default(bench)
-BENCH.command(bench_steps.steps, name="steps", help_epilogue=epilogue(bench_steps.EXAMPLES))
+BENCH.command(
+    bench_steps.steps,
+    name="steps",
+    help=in_paragraphs(bench_steps.steps.__doc__),
+    help_epilogue=epilogue(bench_steps.EXAMPLES),
+)
 
 
 def _check(settings: Settings, limit: int | None) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Group, Parameter
 
 from paceline.cli.console import notes, progress
+from paceline.cli.workbench import RECORD_HELP
 from paceline.core.config import CacheConfig, DType, EngineConfig
 from paceline.core.errors import ConfigError
 
@@ -122,6 +123,9 @@ def steps(
     out: Annotated[
         Path | None, Parameter(group=_HOW, help="write the record to this file too")
     ] = None,
+    as_json: Annotated[
+        bool, Parameter(name="--json", group=_HOW, negative="", help=RECORD_HELP)
+    ] = False,
     device: Annotated[str, Parameter(group=_ENGINE, help="auto, cpu, cuda, cuda:N")] = "auto",
     dtype: Annotated[DType, Parameter(group=_ENGINE, help="weights and activations")] = "auto",
     threads: Annotated[int | None, Parameter(group=_ENGINE, help="CPU threads")] = None,
@@ -134,7 +138,7 @@ def steps(
 
     The floor is the least time by what the device can read and compute at best. Weights may be random:
     a step takes the same, and what is accepted can be said beforehand. A table goes to stderr, and one
-    JSON record is the last line of stdout.
+    JSON record is the last line of stdout; a terminal shows it with --json only.
     """
     _check(
         ("steps", count, 1),
@@ -197,7 +201,7 @@ def steps(
         command=command_line(),
         notes=[*bench.loaded.notes, *warnings],
     )
-    publish(made, out)
+    publish(made, out, as_json=as_json)
     return 0
 
 

@@ -12,6 +12,7 @@ from paceline.bench.run import Settings
 from paceline.cli import check_drafter
 from paceline.cli.console import epilogue, notes, progress
 from paceline.cli.flags import SpecChoices, with_flags
+from paceline.cli.workbench import AsJson
 from paceline.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,12 +57,13 @@ def lossless(
         bool, Parameter(negative="", help="prompts as they are, without the chat template")
     ] = False,
     out: Annotated[Path | None, Parameter(help="write the record to this file too")] = None,
+    as_json: AsJson = False,
 ) -> int:
     """Compare a drafter's tokens with autoregressive tokens; exit code 1 where they differ.
 
     The first difference is shown with the gap between the two best logits there: a tiny gap means
     that rounding flipped the choice (above temperature 0 noise is added to both, so the gap says
-    less). One JSON record is the last line of stdout.
+    less). One JSON record is the last line of stdout; a terminal shows it with --json only.
     """
     problems = [
         f"--{name} {value} must be >= 1"
@@ -120,6 +122,7 @@ def lossless(
     publish(
         check.record(verdicts, workload, settings, config, command=command_line()),
         out,
+        as_json=as_json,
     )
     return 0 if all(v.equal for v in verdicts) else 1
 

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from paceline.cli.console import notes
 from paceline.cli.flags import with_flags
+from paceline.cli.workbench import AsJson
 from paceline.core.config import EngineConfig
 from paceline.core.errors import ConfigError, ModelError, PacelineError
 
@@ -31,12 +32,14 @@ def drafter(
     config: EngineConfig,
     max_tokens: Annotated[int, Parameter(help="tokens of each answer, at most")] = 96,
     out: Annotated[Path | None, Parameter(help="write the record to this file too")] = None,
+    as_json: AsJson = False,
 ) -> int:
     """Test a drafter network on what the target itself says; exit code 1 where it does not fit.
 
     The target answers a few built-in prompts greedily, and the drafter drafts from every place of the
     answers, as configured and in every other way that its files could be meant: taps one layer off, the
-    other layout, mask and norms. One JSON record is the last line of stdout.
+    other layout, mask and norms. One JSON record is the last line of stdout; a terminal shows it with
+    --json only.
     """
     if max_tokens < 2:
         msg = f"--max-tokens {max_tokens} leaves nothing to draft; give 2 or more"
@@ -85,7 +88,7 @@ def drafter(
     other = _other_tokenizer(draft, tokens, TEXTS)
     _show(draft, report, problem, other)
     shown = check.record(report, problem, draft, resolved, tokenizer=other, command=command_line())
-    publish(shown, out)
+    publish(shown, out, as_json=as_json)
     return 0 if shown["fits"] else 1
 
 

@@ -6,6 +6,7 @@ rich respects NO_COLOR and finds out by itself whether a stream is a terminal.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import os
 import sys
@@ -28,11 +29,19 @@ from paceline.core.errors import ConfigError, RequestError
 STDIN = "\0stdin"
 
 
+class PlainConsole(Console):
+    """A console that leaves a reader who has gone to `app.run`, where rich would end the program with 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise again what rich has caught."""
+        raise BrokenPipeError
+
+
 def notes() -> Console:
     """Where tables, progress and remarks go: stderr."""
-    console = Console(stderr=True, highlight=False)
+    console = PlainConsole(stderr=True, highlight=False)
     if not console.is_terminal:  # a file gets whole lines, not what fits 80 columns
-        console = Console(stderr=True, highlight=False, soft_wrap=True, width=160)
+        console = PlainConsole(stderr=True, highlight=False, soft_wrap=True, width=160)
     return console
 
 
@@ -51,6 +60,12 @@ def complain(message: str) -> None:
 def epilogue(examples: Sequence[str]) -> str | None:
     """Examples as `--help` shows them."""
     return "\n".join(["Examples:", "", *(f"  {e}" for e in examples)]) if examples else None
+
+
+def in_paragraphs(doc: str | None) -> str:
+    """A docstring with a line per paragraph, so that a narrow terminal breaks lines only once."""
+    paragraphs = inspect.cleandoc(doc or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 @contextlib.contextmanager

@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from rich.console import Console
 from rich.table import Table
 
 from paceline.bench.prompts import DEMO, DEMO_COPY
-from paceline.cli.console import notes, read_prompt
+from paceline.cli.console import PlainConsole, notes, read_prompt
 from paceline.cli.flags import with_flags
 from paceline.cli.generate import loaded, stream_text
 from paceline.core.config import EngineConfig
@@ -25,6 +24,9 @@ _WARM_UP = ("Say hello.", 8)  # prompt, tokens
 _ABOUT_COPY = (
     "This drafter copies, so the default prompt asks for a copy of a text: there it shows what it can "
     "do."
+)
+_NEXT = (
+    "Next: paceline chat --temperature 0 'Name three colours.', or paceline --help for the rest."
 )
 
 
@@ -49,7 +51,7 @@ def demo(
     plain = replace(drafted, num_speculative_tokens=0)
     # Without the prefix cache both ways compute the whole prompt.
     config = replace(config, cache=replace(config.cache, prefix_cache=False))
-    console = Console(highlight=False)
+    console = PlainConsole(highlight=False)
     with loaded(config) as llm:
         trained = llm.config.draft.model is not None
         default = DEMO if trained else DEMO_COPY
@@ -68,6 +70,7 @@ def demo(
         console.print()
         console.print(_table(results))
         console.print(_comparison(llm, results, plain), markup=False)
+    notes().print(_NEXT, style="dim", markup=False)
     return 0
 
 

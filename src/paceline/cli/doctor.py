@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from paceline.bench.machine import Json
 
 _GB = 1e9
+# `linear` alone would read as if no own kernel multiplied.
+_PACKED = (
+    "(linear: matrices that were not packed; others go to what pack_dense or pack_groups used)"
+)
 
 
 @with_flags
@@ -87,21 +91,24 @@ def _model(name: str) -> Json:
 
 
 def _cache() -> Json:
-    """The folder of converted models."""
-    import os
+    """The folder of converted models and compiled kernels; where it does not work, why and what helps."""
     import shutil
+    import tempfile
 
-    from paceline.models.cache import cache_folder
+    from paceline.core import environment
+    from paceline.models.cache import cache_folder, remedy
 
+    found: dict[str, Json] = {}
     try:
+        found["folder"] = str(environment.cache_path())
         folder = cache_folder()
+        with tempfile.TemporaryFile(dir=folder):  # permissions alone do not tell
+            pass
     except OSError as error:
-        return {"usable": False, "reason": str(error)}
-    return {
-        "folder": str(folder),
-        "usable": os.access(folder, os.W_OK),
-        "free_gb": round(shutil.disk_usage(folder).free / _GB, 2),
-    }
+        reason = error.strerror or str(error)
+        return {**found, "usable": False, "reason": reason, "remedy": remedy(error)}
+    free = round(shutil.disk_usage(folder).free / _GB, 2)
+    return {**found, "usable": True, "free_gb": free}
 
 
 def _attention(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Json:
@@ -162,12 +169,17 @@ def _show(found: dict[str, Json]) -> None:
         verdict = f"refused: {reason}" if reason else "possible" if used else "used"
         used = used or reason is None
         print(f"  {name:<16} {verdict}")
+    choice = found["choice"]
+    assert isinstance(choice, dict)
+    on_cpu = choice["device"] == "cpu"
     print("operators")
     ops = found["ops"]
     assert isinstance(ops, dict)
     for op, lines in ops.items():
         assert isinstance(lines, list)
-        print(f"  {op:<16} " + "; ".join(_line(line) for line in lines))
+        print(f"  {op:<20} " + "; ".join(_line(line) for line in lines))
+    if on_cpu:
+        print(f"  {_PACKED}")
 
 
 def _line(line: Json) -> str:

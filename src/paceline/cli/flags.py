@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from pathlib import Path
@@ -19,12 +20,12 @@ from cyclopts import Group, Parameter
 
 from paceline.api.options import ALIASES, Option, engine_config, options
 from paceline.bench.run import Settings
-from paceline.cli.console import STDIN
+from paceline.cli.console import STDIN, in_paragraphs
 from paceline.core.config import EngineConfig
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.request import SamplingParams
 from paceline.core.sampling_rules import MAX_SAMPLES, MAX_TOP_LOGPROBS
-from paceline.draft import COMPOSITES, DRAFTERS, NETWORKS, folder_problems
+from paceline.draft import AUTO, COMPOSITES, DRAFTERS, NETWORKS, folder_problems
 
 _SPECULATION = Group("Speculation", sort_key=30)
 _SAMPLING = Group("Sampling", sort_key=20)
@@ -34,7 +35,8 @@ _ENGINE = Group("Engine", sort_key=40)
 _SPEC_HELP = (
     f"drafter: {', '.join(DRAFTERS)} (none: plain autoregressive decoding; suffix also as suffix:tree, "
     f"suffix:path), a network in the folder --spec-model: {', '.join(NETWORKS)}, or one tree of several "
-    f"drafters (--spec-parts): {', '.join(COMPOSITES)}. For example "
+    f"drafters (--spec-parts): {', '.join(COMPOSITES)}; "
+    f"{AUTO}: the network that comes with exactly this model, else suffix. For example "
     f"'--spec suffix --spec-nodes 8', '--spec {next(iter(NETWORKS))} --spec-model FOLDER'"
 )
 _CONFIG_HELP = (
@@ -139,7 +141,7 @@ def with_flags(command: Callable[..., int]) -> Callable[..., int]:
     run.__signature__ = signature  # type: ignore[attr-defined]
     run.__annotations__ = {}
     run.__name__ = command.__name__
-    run.__doc__ = command.__doc__
+    run.__doc__ = in_paragraphs(command.__doc__)
     return run
 
 
@@ -270,11 +272,16 @@ def _flag(
                 name=names or [_dashed(name)],
                 group=group,
                 help=text,
-                show_default=(lambda _: str(default)) if shown else False,
+                show_default=(lambda _: spelled(default)) if shown else False,
                 negative_iterable=(),
             ),
         ],
     )
+
+
+def spelled(default: object) -> str:
+    """A default as `--help` shows it: several values as one would type them."""
+    return shlex.join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
 def _dashed(name: str) -> str:

@@ -22,7 +22,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from paceline.cli.console import epilogue, notes
+from paceline.cli.console import epilogue, in_paragraphs, notes
+from paceline.cli.flags import spelled
 from paceline.cli.workbench import command_line
 from paceline.train.methods import SETTINGS
 from paceline.train.progress import LogLines
@@ -125,7 +126,7 @@ def _command(name: str) -> Callable[..., int]:
     bound.__signature__ = signature  # type: ignore[attr-defined]
     bound.__annotations__ = {}
     bound.__name__ = name
-    bound.__doc__ = _SUMMARY.format(article=article, name=title)
+    bound.__doc__ = in_paragraphs(_SUMMARY.format(article=article, name=title))
     return bound
 
 
@@ -142,7 +143,7 @@ def _flag(item: Field[Any], hint: Any, group: Group) -> inspect.Parameter:
                 name="--" + item.name.replace("_", "-"),
                 group=group,
                 help=str(item.metadata["help"]),
-                show_default=(lambda _: str(default)) if shown_default else False,
+                show_default=(lambda _: spelled(default)) if shown_default else False,
                 consume_multiple=True,
                 negative_iterable=(),
             ),

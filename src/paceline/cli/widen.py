@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
 from paceline.cli.console import notes, progress
+from paceline.cli.workbench import AsJson, publish
 from paceline.core.errors import ConfigError
 
 _SIZES = Group("Sizes", sort_key=1)
@@ -63,11 +63,13 @@ def widen(
     dry_run: Annotated[
         bool, Parameter(negative="", help="say what would be written, and write nothing")
     ] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Widen a model and its drafters to a large model's cost; they say what they said before.
 
     For measuring what speculation wins on a large model where none can be had. OUT gets a folder
-    'target' in Hugging Face layout and one for each drafter; one JSON record is the last line of stdout.
+    'target' in Hugging Face layout and one for each drafter; one JSON record is the last line of stdout,
+    which a terminal shows with --json only.
     """
     from paceline.api.widen import plan_widening
     from paceline.bench.widen_facts import table
@@ -100,7 +102,7 @@ def widen(
     if not dry_run:
         with progress("writing (MB)") as report:
             planned.write(out, shard_bytes=int(shard_gb * _GB), progress=report)
-    print(json.dumps(planned.record, ensure_ascii=False))
+    publish(planned.record, None, as_json=as_json)
     return 0
 
 

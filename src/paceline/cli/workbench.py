@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+from cyclopts import Parameter
 
 from paceline.bench.run import Task
 from paceline.core.errors import RequestError
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from paceline.models import LoadedModel
 
 _MAX_SHOWN = 3
+RECORD_HELP = "the JSON record as the last line of stdout on a terminal too, where it is left out"
+AsJson: TypeAlias = Annotated[bool, Parameter(name="--json", negative="", help=RECORD_HELP)]
 
 
 class Workbench:
@@ -108,10 +112,14 @@ def command_line() -> list[str]:
     return ["paceline", *sys.argv[1:]]
 
 
-def publish(record: Mapping[str, object], out: Path | None) -> None:
-    """Write a record as the last line of stdout, and readably to a file if one is named."""
+def publish(record: Mapping[str, object], out: Path | None, *, as_json: bool = False) -> None:
+    """Write a record as the last line of stdout, and readably to a file if one is named.
+
+    A terminal gets it only where `as_json` asks for it: it is one line of thousands of characters.
+    """
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
         out.write_text(text + "\n", encoding="utf-8")
-    print(json.dumps(record, ensure_ascii=False, allow_nan=False))
+    if as_json or not sys.stdout.isatty():
+        print(json.dumps(record, ensure_ascii=False, allow_nan=False))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import logging
+import os
 import subprocess
 import sys
 
@@ -131,6 +133,83 @@ def test_misuse_is_named(argv: list[str], message: str, capsys: pytest.CaptureFi
     err = capsys.readouterr().err
     assert message in err
     assert err.startswith("paceline: ")
+
+
+def hint(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(argv) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "demo"])
+def test_a_prompt_without_quotes_is_said(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Words that a shell took apart are the commonest mistake."""
+    err = hint([command, "one", "two", "-"], capsys)
+    assert "2 arguments too many: two -." in err
+    assert f"The prompt is one argument: quote it, as in paceline {command}" in err
+
+
+@pytest.mark.parametrize(
+    "argv,command",
+    [
+        (["generate", "x", "--max-lenn", "3"], "paceline generate"),
+        (["doctor", "x"], "paceline doctor"),
+        (["check", "lossless", "--foo"], "paceline check lossless"),
+        (["train", "dflash"], "paceline train dflash"),
+        (["genrate"], "paceline"),
+    ],
+)
+def test_a_mistake_names_the_help_that_helps(
+    argv: list[str], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options stand in the help of the command, not of the program."""
+    err = hint(argv, capsys)
+    assert f"Try '{command} --help'." in err
+    assert "quote it" not in err
+
+
+@pytest.mark.parametrize("words", [("generate",), ("train", "dflash"), ("check", "lossless")])
+def test_help_for_a_reader_that_leaves(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--help | head` ends as any other output to a closed pipe does."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        assert main([*words, "--help"]) == app.READER_GONE
+
+
+@pytest.mark.parametrize(
+    "words", [("check", "drafter"), ("train", "eagle3"), ("widen",), ("bench", "steps"), ("bench",)]
+)
+def test_paragraphs_of_help_are_broken_once(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A narrow terminal's breaks and the source's own together leave single words on lines."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*words, "--help"]) == 0
+    text = capsys.readouterr().out.partition("\n\n")[2].partition("╭")[0].strip()
+    for paragraph in text.split("\n\n"):
+        lines = [line.rstrip() for line in paragraph.splitlines()]
+        for line, after in itertools.pairwise(lines):
+            assert len(line) + 1 + len(after.split()[0]) > 80, (line, after)
+
+
+def test_defaults_are_shown_as_one_would_type_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """No tuples of Python; and the default drafter is explained."""
+    assert main(["train", "dflash", "--help"]) == 0
+    assert main(["generate", "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for default in ("prepare generate train finish", "0.0 0.0 0.7 1.0", "''", "suffix ddtree"):
+        assert f"[default: {default}]" in out
+    assert "auto: the network that comes with exactly this model, else suffix" in out
+
+
+def test_the_package_can_be_run() -> None:
+    """`python -m paceline`, for whoever has not the environment's programs on PATH."""
+    command = [sys.executable, "-m", "paceline", "--version"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip()
 
 
 def test_help_costs_no_torch_import() -> None:

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from paceline.bench.run import Task
-from paceline.cli.workbench import check_lengths
+from paceline.cli.workbench import check_lengths, publish
 from paceline.core import device
 from paceline.core.errors import RequestError
 from paceline.core.request import Request
@@ -45,6 +46,35 @@ def test_bench_prints_its_record_last(run, prompts: str, tmp_path: Path) -> None
     assert "accept length" in ran.err
     assert "\x1b" not in ran.err
     assert ran.engines[0].closed_by
+
+
+@pytest.mark.parametrize(
+    "words", [("bench", "PROMPTS"), ("check", "lossless", "PROMPTS", "--temperature", "0")]
+)
+def test_a_terminal_is_spared_the_record(
+    run, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """A line of thousands of characters hides the table; --json asks for it, --out keeps it."""
+    out = tmp_path / "one.json"
+    words = tuple(prompts if word == "PROMPTS" else word for word in words)
+    words = (*words, "--max-tokens", "4", "--out", str(out))
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    ran = run(*words)
+    assert (ran.code, ran.out) == (0, ""), ran.err
+    record = json.loads(out.read_text())
+    assert json.loads(run(*words, "--json").out.splitlines()[-1])["schema"] == record["schema"]
+
+
+def test_publish_leaves_the_record_to_pipes_and_files(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Piped output is as it was, with and without --json."""
+    publish({"a": 1}, None)
+    publish({"a": 1}, None, as_json=True)
+    assert capsys.readouterr().out == '{"a": 1}\n' * 2
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
+    publish({"a": 1}, None)
+    assert capsys.readouterr().out == ""
 
 
 def test_bench_compares_drafters(run, prompts: str) -> None:
@@ -163,6 +193,7 @@ def test_demo_compares_both_ways(run) -> None:
     assert ran.out.count("the answer") == 2
     assert "accept length" in ran.out
     assert "The outputs are equal: all" in ran.out
+    assert "Next: paceline chat" in ran.err
     assert "\x1b" not in ran.out
     assert ran.configs[0].cache.prefix_cache is False
     plain = [r.params.num_speculative_tokens == 0 for r in ran.engines[0].added]
@@ -222,7 +253,20 @@ def test_doctor_reports_an_unusable_cache_folder(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file" / "below"))
     ran = run("doctor", "--json")
     assert ran.code == 0, ran.err
-    assert json.loads(ran.out)["cache"]["usable"] is False
+    cache = json.loads(ran.out)["cache"]
+    assert cache["usable"] is False
+    assert cache["folder"] == str(tmp_path / "file" / "below")
+    assert cache["reason"] == "Not a directory"
+    assert cache["remedy"] == "Set PACELINE_CACHE to a writable folder"
+    shown = run("doctor").out
+    assert all(str(value) in shown for value in (cache["folder"], cache["reason"], cache["remedy"]))
+
+
+def test_doctor_says_what_multiplies_packed_matrices(run) -> None:
+    """Of `linear` alone one would think that own kernels are off."""
+    assert (
+        "others go to what pack_dense or pack_groups used" in run("doctor", "--device", "cpu").out
+    )
 
 
 def test_doctor_refuses_what_this_machine_lacks(run) -> None:
