@@ -15,7 +15,7 @@ def main(model: str = "default") -> None:
     params = SamplingParams(max_tokens=32, temperature=0)
     messages: list[dict[str, str]] = []
     with LLM(model, max_len=256) as llm:
-        for question in ("Name a colour.", "And another?"):
+        for question in ("Name a fruit.", "Now name a vegetable."):
             messages.append({"role": "user", "content": question})
             (result,) = llm.chat(messages, params)
             messages.append({"role": "assistant", "content": result.text})

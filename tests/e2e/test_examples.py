@@ -11,7 +11,7 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"
 EXPECTED = {
     "generate.py": "accept length",
     "stream.py": "ended by",
-    "chat.py": "> And another?",
+    "chat.py": "> Now name a vegetable.",
     "batch_with_seed.py": "without drafts the same: True",
 }
 
