@@ -37,7 +37,10 @@ from paceline import ops
 from paceline.ops.reference.candidates import by_row, sharpness
 from paceline.ops.reference.peaks import BLOCK as _BLOCK
 
-CHUNK = 128  # positions whose logits exist at the same time
+_CHUNK, _LOGIT_BYTES = (
+    128,
+    256 << 20,
+)  # positions whose logits exist at the same time; on a GPU bytes
 SAMPLED = 128  # candidates of a sampled row: the noise may lift any of them to the top
 _GREEDY_SHARPNESS = 1.0  # a drafter trained with cross-entropy means what it says
 # Simulated (V = 2,000, entropies 2.6 to 5.7 nats): the best value is 3.3 at KL(p||q) 0.1, 2 at 0.2 to
@@ -200,6 +203,11 @@ def rank(
     return calibration.weigh(top, ids, mass, perturbs, temperature)
 
 
+def chunk(vocab_size: int, device: torch.device) -> int:
+    """How many positions' float32 logits exist at the same time; a GPU's products want many."""
+    return _CHUNK if device.type == "cpu" else max(_CHUNK, _LOGIT_BYTES // (4 * vocab_size))
+
+
 def _heat(temperature: Tensor, dtype: torch.dtype) -> Tensor:
     """What logits of rows [B] are divided by."""
     return torch.where(temperature > 0, temperature, 1.0).to(dtype)
@@ -220,12 +228,13 @@ def _followed(top: Tensor, ids: Tensor, noise: Tensor | None, heat: Tensor, gain
 
 
 def _largest(y: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`topk` and `logsumexp`; on a CPU in one read, for few of many.
+    """`topk` and `logsumexp` in one read, for few of many.
 
     The `count` largest numbers lie in the `count` blocks with the largest maxima.
     """
     blocks = y.shape[-1] // _BLOCK
-    if not y.is_cpu or count > _BLOCK or blocks < 4 * count or y.shape[-1] % _BLOCK:
+    few = blocks >= 4 * count and (count <= _BLOCK or not y.is_cpu)  # a CPU sorts them too slowly
+    if not few or y.shape[-1] % _BLOCK:
         return *y.topk(count, dim=-1), y.logsumexp(-1)
     maxima, mass = ops.peaks(y)
     cut = y.view(*y.shape[:-1], blocks, _BLOCK)

@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from paceline.core import tree
 from paceline.draft import checkpoint_folder
 from paceline.draft.base import DrafterSpec
-from paceline.draft.candidates import CHUNK, SAMPLED, Calibration, Candidates, Gains, rank
+from paceline.draft.candidates import SAMPLED, Calibration, Candidates, Gains, chunk, rank
 from paceline.draft.dflash_checkpoint import load
 from paceline.draft.dflash_net import DFlashNet, block_tokens
 
@@ -96,7 +96,8 @@ class DFlashBlock:
         # Reading this is free on a CPU, where ranking more candidates than needed is not.
         greedy = temperature.is_cpu and not bool((temperature > 0).any())
         count = max(count, _GREEDY if greedy else SAMPLED)
-        step = max(1, CHUNK // self.num_positions)  # logits of all rows at once would be large
+        most = chunk(self.net.target.config.vocab_size, rows.device)
+        step = max(1, most // self.num_positions)  # logits of all rows at once would be large
         parts = []
         for start in range(0, rows.shape[0], step):
             part = slice(start, start + step)

@@ -9,6 +9,12 @@ from paceline.ops.triton.pick_kernels import gumbel, noise_words, uniforms
 
 
 @triton.jit
+def _at_most_zero(x):
+    """`clamp(max=0)`; what is no number stays none."""
+    return tl.minimum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _log_softmax(x, here):
     """Logarithms of softmax over the lanes that are `here`."""
     peak = tl.max(tl.where(here, x, float("-inf")), 0)
@@ -55,7 +61,7 @@ def rank_kernel(
     scale = tl.where(heat > 0, heat, 1.0)
     most = tl.max(y, 0)
     share = tl.log(tl.sum(tl.where(here, tl.exp(y - most), 0.0), 0)) + most
-    share = tl.minimum(share - tl.load(mass + spot), 0.0)
+    share = _at_most_zero(share - tl.load(mass + spot))
     tl.store(out_share + spot, share)
     to = spot * COUNT + rank
     tl.store(out_ids + to, token, mask=here)
@@ -63,12 +69,12 @@ def rank_kernel(
     cell = kind * l_kind + position * l_at
     on = tl.exp(tl.load(log + cell)) * scale
     reach = tl.log(tl.load(held + cell) / tl.load(claimed + cell))
-    weight = _log_softmax(score * on, here) + tl.minimum(share + reach, 0.0)
+    weight = _log_softmax(score * on, here) + _at_most_zero(share + reach)
     tl.store(out_on + to, weight, mask=here)
     cell += l_kind
     off = tl.exp(tl.load(log + cell)) * scale
     reach = tl.log(tl.load(held + cell) / tl.load(claimed + cell))
-    weight = _log_softmax(score * off, here) + tl.minimum(share + reach, 0.0)
+    weight = _log_softmax(score * off, here) + _at_most_zero(share + reach)
     tl.store(out_off + to, weight, mask=here)
 
 

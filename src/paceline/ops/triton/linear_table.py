@@ -27,7 +27,28 @@ class Tiles:
 
 
 # (operator, N, K): {most rows: tiles}.
-TABLE: dict[tuple[str, int, int], dict[int, Tiles]] = {}
+TABLE: dict[tuple[str, int, int], dict[int, Tiles]] = {
+    ("linear_add_rms_norm", 4096, 12288): {
+        16: Tiles(block_n=64, block_k=128, split=3, swap=True),
+        32: Tiles(block_n=64, block_k=128, split=2, swap=True),
+        64: Tiles(block_n=64, block_k=128, split=2),
+    },
+    ("linear_add_rms_norm", 4096, 4096): {
+        16: Tiles(block_n=64, block_k=128, split=2, swap=True),
+        32: Tiles(block_n=64, block_k=128, split=2, swap=True),
+        64: Tiles(block_n=64, block_k=128, split=2),
+    },
+    ("linear", 6144, 4096): {
+        16: Tiles(block_n=64, block_k=256, num_stages=3, swap=True),
+    },
+    ("linear_f32", 151936, 4096): {
+        16: Tiles(block_n=64, block_k=128, swap=True),
+        32: Tiles(block_n=64, block_k=128, swap=True),
+    },
+    ("linear", 24576, 4096): {
+        16: Tiles(block_n=64, block_k=128, num_stages=3),
+    },
+}
 
 
 def tiles_for(op: str, rows: int, n: int, k: int) -> Tiles | None:
