@@ -42,13 +42,13 @@ says that --minutes are over and the same command goes on.
 _TITLES = {"dflash": ("a", "DFlash"), "eagle3": ("an", "EAGLE-3")}
 _EXAMPLES = {
     "dflash": (
-        "paceline train dflash runs/one --prompts prompts.jsonl.gz --answer-tokens 20000000 \\",
+        "paceline train dflash runs/one --prompts mine.jsonl --answer-tokens 20000000 \\",
         "    --train-minutes 20",
         "paceline train dflash runs/one --minutes 9.5   (go on with it)",
         "paceline train dflash runs/two --own-share 1 --steps 2000 --init runs/one/export",
     ),
     "eagle3": (
-        "paceline train eagle3 runs/one --prompts prompts.jsonl.gz --answer-tokens 20000000 \\",
+        "paceline train eagle3 runs/one --prompts mine.jsonl --answer-tokens 20000000 \\",
         "    --train-minutes 6",
         "paceline train eagle3 runs/two --answers runs/one --train-minutes 6",
         "paceline train eagle3 runs/three --answers runs/one --init FOLDER --remap --steps 500",

@@ -67,7 +67,11 @@ class TrainSettings:
     )
     # -- data
     prompts: tuple[Path, ...] = field(
-        default=(), metadata=doc("JSONL files of prompts, gzipped or not", "Data")
+        default=(),
+        metadata=doc(
+            "JSONL files, gzipped or not, of messages, turns, question or prompt; see docs/training.md",
+            "Data",
+        ),
     )
     broken: Literal["refuse", "skip"] = field(
         default="refuse", metadata=doc("what to do about lines that are no prompts", "Data")
