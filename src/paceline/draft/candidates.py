@@ -37,10 +37,8 @@ from paceline import ops
 from paceline.ops.reference.candidates import by_row, sharpness
 from paceline.ops.reference.peaks import BLOCK as _BLOCK
 
-_CHUNK, _LOGIT_BYTES = (
-    128,
-    256 << 20,
-)  # positions whose logits exist at the same time; on a GPU bytes
+_CHUNK = 128  # positions whose logits exist at the same time on a CPU
+_LOGIT_BYTES = 256 << 20  # and what they take on a GPU
 SAMPLED = 128  # candidates of a sampled row: the noise may lift any of them to the top
 _GREEDY_SHARPNESS = 1.0  # a drafter trained with cross-entropy means what it says
 # Simulated (V = 2,000, entropies 2.6 to 5.7 nats): the best value is 3.3 at KL(p||q) 0.1, 2 at 0.2 to

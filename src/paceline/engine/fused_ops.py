@@ -5,8 +5,9 @@ The arithmetic of the network's modules in fewer calls; a layer is
     product   rope_write   attention   product and add_rms_norm   product   silu_mul   product and add_rms_norm
 
 where the modules call norms of heads, rope and cache write one by one. A layer ends with the norm that
-the next one begins with; its output, which may be tapped, is the stream that this norm stores anyway. Nothing is read back and all shapes are the
-batch's, so that a pass can be captured. Wherever the ops run, so does the pass: a CPU is for tests.
+the next one begins with; its output, which may be tapped, is the stream that this norm stores anyway.
+Nothing is read back and all shapes are the batch's, so that a pass can be captured. Wherever the ops run,
+so does the pass: a CPU is for tests.
 
 Letters: T tokens, H hidden size, I intermediate size, Hq/Hkv heads, D head size, S slots.
 """
