@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline import models
 from paceline.core.request import SamplingParams
 from paceline.core.tree import DraftTree, Selection, Verdict
-from paceline.engine import step
+from paceline.engine.step import Walk
 from paceline.ops.reference.tree import parents_of
 from paceline.sample.verifier import verify
 from tests import tiny
@@ -51,8 +51,11 @@ def law(model: Path) -> dict[object, float]:
     return found
 
 
-def emitted(model: Path) -> tuple[list[object], dict[str, float]]:
-    """The first tokens of many requests that differ in their seeds only, and the counters."""
+def emitted(model: Path, walk: Walk = verify) -> tuple[list[object], dict[str, float]]:
+    """The first tokens of many requests that differ in their seeds only, and the counters.
+
+    `walk` is how far the target's tokens go along the trees.
+    """
     eng = engine(
         model,
         method="suffix",
@@ -61,6 +64,7 @@ def emitted(model: Path) -> tuple[list[object], dict[str, float]]:
         max_rows=8,
         max_len=32,
     )
+    eng._launcher._walk = walk
     params = {"temperature": 1.0, "max_tokens": LENGTH, "ignore_eos": True}
     done = run(
         eng,
@@ -90,16 +94,9 @@ def favouring(
     return verify(tree, selection, hidden, lambda h: head(h) + bonus, *rest)
 
 
-@pytest.fixture
-def biased(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(step, "verify", favouring)
-    return
-
-
-@pytest.mark.usefixtures("biased")
 def test_the_same_test_rejects_a_rule_that_favours_drafts(
     model: Path, law: dict[object, float]
 ) -> None:
     """The engine with one wrong line fails the test above by far."""
-    tokens, _ = emitted(model)
+    tokens, _ = emitted(model, favouring)
     assert chi2(tokens, law, NUM) > 20

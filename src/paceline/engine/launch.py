@@ -76,8 +76,8 @@ class Launcher:
             row_ids = self._row_ids(host_rows)
             with self._stages("propose"):
                 drafted = self._propose(plan, host_rows, row_ids)
-                tree, num_tokens = self._tree(plan, drafted, row_ids)
             started = time.perf_counter()
+            tree, num_tokens = self._tree(plan, drafted, row_ids)
             tensors = self._eager(plan, host_rows, row_ids, tree, num_tokens)
         else:
             drafted = self._propose(plan, host_rows, torch.empty(0, dtype=torch.int64))
@@ -167,7 +167,9 @@ class Launcher:
         """The tree to verify and the number of tokens, roots included."""
         if drafted.grown:
             assert self._proposer.grower is not None, "who grows trees"
-            return self._proposer.grower.grow(row_ids), len(plan.budgets) + sum(plan.budgets)
+            with self._stages("propose"):
+                grown = self._proposer.grower.grow(row_ids)
+            return grown, len(plan.budgets) + sum(plan.budgets)
         total = len(plan.budgets) + sum(len(p.tokens) for p in drafted.proposals)
         if total == len(plan.budgets):
             return root(self._rows.next_token[row_ids]), total
