@@ -58,7 +58,7 @@ def rank_candidates(
         ids [B, P, C] best first; their scores; share [B, P]; weights [B, P, C] float32 after the spine, and
         after any other path. See `Candidates`.
     """
-    share = (top.logsumexp(-1) - mass).clamp(max=0.0)
+    share = (top - mass.unsqueeze(-1)).exp().sum(-1).log().clamp(max=0.0)  # none is above its mass
     if noise is not None or not _falls(top):
         ids, order = ids.sort(dim=-1)  # so that equal scores stand in the order of their ids
         top = top if noise is None else top + noise.to(top.dtype)
