@@ -23,6 +23,7 @@ from paceline.ops.dispatch import explain
 from paceline.ops.triton import fused
 from tests import fused_grid, tiny
 from tests.fused_grid import SHAPES, WIDTHS, Grid, Shape
+from tests.gpu_capture import captured
 from tests.tolerance import error
 
 pytestmark = [
@@ -113,24 +114,6 @@ def test_a_cache_of_another_type(grid: Grid) -> None:
 def test_a_gpu_uses_them(op: str) -> None:
     """On this GPU, with this Triton."""
     assert next(c.name for c in explain(op, "cuda", torch.bfloat16) if c.chosen) == "triton"
-
-
-def captured(run: Callable[[], R]) -> tuple[torch.cuda.CUDAGraph, R]:
-    """A graph of a call, and its result, whose memory replays write; waiting in it is an error."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.graph(graph):
-            result = run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return graph, result
 
 
 @on_each_type

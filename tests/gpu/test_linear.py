@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +16,7 @@ from paceline.ops.triton.linear_table import CAPABILITY, TABLE, Tiles
 from tests import fused_grid, linear_grid, tiny
 from tests.engine.test_fused import passes
 from tests.gpu.test_fused import LIMITS, by_modules, on_gpu, runner_of, served
+from tests.gpu_capture import captured
 from tests.linear_grid import EPS, SIZES, TILES, Grid
 from tests.tolerance import close, error
 
@@ -111,24 +111,6 @@ def test_weights_beyond_two_to_the_31st_number(tiles: Tiles) -> None:
     assert close(found[:, ends], x.double() @ weight[ends].double().T, SUMS)
     found[:, ends] = 0
     assert not found.any(), "elsewhere nothing"
-
-
-def captured(run: Callable[[], R]) -> tuple[torch.cuda.CUDAGraph, R]:
-    """A graph of a call, and its result, whose memory replays write; waiting in it is an error."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.graph(graph):
-            result = run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return graph, result
 
 
 @on_each_type

@@ -31,6 +31,7 @@ from paceline.core.stages import silent
 from paceline.core.tree import root
 from paceline.engine.step import StepTensors, Walk, block_step
 from paceline.engine.tree_places import TreePlaces
+from paceline.ops.triton.sizes import power_of_two
 
 if TYPE_CHECKING:
     from paceline.core.tree import DraftTree, Proposal
@@ -292,8 +293,3 @@ def ladder(num_rows: int) -> list[int]:
     while sizes[-1] < num_rows:
         sizes.append(min(2 * sizes[-1], num_rows))
     return sizes
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << max(n - 1, 0).bit_length()

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
-import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,26 +12,14 @@ from paceline.attention import choose
 from paceline.attention.triton import TritonAttention
 from paceline.kv.layout import Heads
 from paceline.ops.triton.grid import Shape, Tiles, WorkSpace, refusal, shape, tiles_for
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.interpreter import linux, passes
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
+@linux
 def test_attention_in_the_interpreter() -> None:
     """The kernels compute what `ops/reference` defines, as far as a CPU can tell."""
-    grid = "tests/interpreted/triton_attention.py"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", grid],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert re.search(r"\d+ passed", done.stdout)
-    assert "skipped" not in done.stdout
+    passes("triton_attention")
 
 
 def planned(num_rows: int, num_keys: int, q_len: int = 1) -> Shape:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -16,28 +12,16 @@ from torch import Tensor
 from paceline.ops.dispatch import explain
 from paceline.ops.reference import fused as reference
 from paceline.ops.triton.refusal import refusal
+from tests.interpreter import linux, passes
 
-ROOT = Path(__file__).resolve().parents[3]
 OPS = ("rms_norm", "add_rms_norm", "rope", "rope_write", "silu_mul", "kv_write")
-linux = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
 
 
 @pytest.mark.slow
 @linux
 def test_fused_kernels_in_the_interpreter() -> None:
     """The kernels compute what `ops/reference` defines, as far as a CPU can tell."""
-    grid = "tests/interpreted/triton_fused.py"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", grid],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert re.search(r"\d+ passed", done.stdout)
-    assert "skipped" not in done.stdout
+    passes("triton_fused")
 
 
 def chosen(op: str, device_type: str, dtype: torch.dtype) -> str:

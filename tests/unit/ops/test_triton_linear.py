@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -16,27 +10,14 @@ from paceline.ops.dispatch import explain
 from paceline.ops.reference import linear as reference
 from paceline.ops.triton import linear_table
 from paceline.ops.triton.linear_table import Tiles, tiles_for
-
-ROOT = Path(__file__).resolve().parents[3]
-linux = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
+from tests.interpreter import linux, passes
 
 
 @pytest.mark.slow
 @linux
 def test_products_in_the_interpreter() -> None:
     """The kernels compute what `ops/reference` defines, as far as a CPU can tell."""
-    grid = "tests/interpreted/triton_linear.py"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", grid],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert re.search(r"\d+ passed", done.stdout)
-    assert "skipped" not in done.stdout
+    passes("triton_linear")
 
 
 def chosen(op: str, device_type: str, dtype: torch.dtype) -> str:

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,37 +11,17 @@ import torch
 from paceline.ops.dispatch import explain
 from paceline.sample.sampler import choose
 from tests import pick_grid as grid
-
-ROOT = Path(__file__).resolve().parents[3]
-needs_triton = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
+from tests.interpreter import linux, passes
 
 
 @pytest.mark.slow
-@needs_triton
+@linux
 def test_the_kernels_in_the_interpreter() -> None:
     """They pick what `sample.sampler.choose` defines, as far as a CPU can tell."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "tests/interpreted/triton_pick.py",
-        ],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert re.search(r"\d+ passed", done.stdout)
-    assert "skipped" not in done.stdout
+    passes("triton_pick")
 
 
-@needs_triton
+@linux
 @pytest.mark.parametrize("size", [1, 97, 49_152, 152_064, 1_000_003])
 def test_parts_fill_the_device_and_cover_the_vocabulary(size: int) -> None:
     """One row must be read by every multiprocessor; many rows need no parts to be joined."""

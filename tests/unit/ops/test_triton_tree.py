@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from paceline.ops.dispatch import explain
+from tests.interpreter import linux, passes
 
-ROOT = Path(__file__).resolve().parents[3]
 OPS = (
     "keyed_noise",
     "best_first",
@@ -30,29 +24,11 @@ OPS = (
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
+@linux
 @pytest.mark.parametrize("grid", ["triton_tree", "triton_drafts"])
 def test_the_kernels_in_the_interpreter(grid: str) -> None:
     """They compute what `ops/reference` defines, as far as a CPU can tell."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            f"tests/interpreted/{grid}.py",
-        ],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert re.search(r"\d+ passed", done.stdout)
-    assert "skipped" not in done.stdout
+    passes(grid)
 
 
 @pytest.mark.parametrize("op", OPS)

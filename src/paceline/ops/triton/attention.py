@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.ops.triton.attention_kernels import attend_kernel, join_kernel
+from paceline.ops.triton.sizes import power_of_two
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,7 +104,7 @@ def attend(
     join_m, join_units = 1, 1
     if planned.last_joins:
         arrivals = work.arrivals(q.device)
-        join_m = min(_LAST_M, tiles.block_m, _power_of_two(planned.packed))
+        join_m = min(_LAST_M, tiles.block_m, power_of_two(planned.packed))
         join_units = 4 if planned.units <= 4 else min(_JOIN_UNITS, _LAST_LOADS // join_m)
     bits, one_word = positions, False
     if mask is not None:
@@ -144,7 +145,7 @@ def attend(
             bits.stride(0),
             GROUP=group,
             DIM=dim,
-            BLOCK_D=_power_of_two(dim),
+            BLOCK_D=power_of_two(dim),
             PAGE=page_size,
             BLOCK_M=tiles.block_m,
             BLOCK_N=tiles.block_n,
@@ -175,15 +176,10 @@ def attend(
                 out.stride(0),
                 GROUP=group,
                 DIM=dim,
-                UNITS=min(_JOIN_UNITS, _power_of_two(planned.units)),
+                UNITS=min(_JOIN_UNITS, power_of_two(planned.units)),
                 BLOCK_M=_JOIN_M,
                 COLUMNS=_JOIN_COLUMNS,
                 num_warps=1,
                 num_stages=1,
             )
     return out
-
-
-def _power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << (n - 1).bit_length()

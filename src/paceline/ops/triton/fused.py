@@ -36,6 +36,7 @@ from paceline.ops.triton.fused_kernels import (
     write_kernel,
 )
 from paceline.ops.triton.refusal import DTYPES
+from paceline.ops.triton.sizes import power_of_two
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,7 +109,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     out = torch.empty((tokens, inner), dtype=gate_up.dtype, device=gate_up.device)
     if out.numel() == 0:
         return out
-    block = min(_COLUMNS, _power_of_two(inner))
+    block = min(_COLUMNS, power_of_two(inner))
     with torch.cuda.device_of(gate_up):  # type: ignore[no-untyped-call]
         silu_mul_kernel[(tokens, -(-inner // block))](
             gate_up, out, gate_up.stride(0), INNER=inner, BLOCK=block, num_warps=4
@@ -140,7 +141,7 @@ def kv_write(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tens
             k_cache.stride(0),
             HEADS=kv_heads,
             DIM=dim,
-            BLOCK_D=_power_of_two(dim),
+            BLOCK_D=power_of_two(dim),
             BLOCK_H=_HEADS,
             num_warps=4,
         )
@@ -181,7 +182,7 @@ def _norm(
         return
     rows = out.numel() // width
     inner, step = (x.shape[1], x.stride(1)) if x.ndim == 3 else (1, 0)
-    block = _power_of_two(width)
+    block = power_of_two(width)
     together = max(1, _COLUMNS // block)
     # Kernels take pointers: one that is not used may be anything.
     before, after = (out, out) if residual is None or stream is None else (residual, stream)
@@ -256,14 +257,9 @@ def _heads(
             Q_HEADS=q_heads,
             K_HEADS=kv_heads,
             DIM=dim,
-            BLOCK=_power_of_two(dim // 2),
+            BLOCK=power_of_two(dim // 2),
             BLOCK_H=_HEADS,
             NORM=norms is not None,
             PAGED=slots is not None,
             num_warps=4,
         )
-
-
-def _power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << (n - 1).bit_length()

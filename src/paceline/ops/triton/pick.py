@@ -39,6 +39,7 @@ import torch
 
 from paceline.ops.triton import pick_filter_kernels as filters
 from paceline.ops.triton.pick_kernels import decide_kernel, scan_kernel
+from paceline.ops.triton.sizes import power_of_two
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -228,7 +229,7 @@ class _Pick:
             TOP_K=options.uses_top_k,
             TOP_P=options.uses_top_p,
             MIN_P=options.uses_min_p,
-            PARTS=_power_of_two(self._num_parts),
+            PARTS=power_of_two(self._num_parts),
             num_warps=1,
             num_stages=1,
         )
@@ -243,7 +244,7 @@ class _Pick:
             self._bounds,
             self._ints,
             self._num_cells,
-            CELLS=_power_of_two(self._num_cells),
+            CELLS=power_of_two(self._num_cells),
             num_warps=4,
             num_stages=1,
         )
@@ -330,14 +331,14 @@ class _Pick:
             work.stride(0),
             self._floats,
             self._num_parts,
-            PARTS=_power_of_two(self._num_parts),
+            PARTS=power_of_two(self._num_parts),
             num_warps=1,
             num_stages=1,
         )
 
     def _walk(self) -> None:
         options, work = self._options, self._work
-        walk_block = min(self._tiling.walk_block, _power_of_two(work.shape[1]))
+        walk_block = min(self._tiling.walk_block, power_of_two(work.shape[1]))
         filters.walk_kernel[(work.shape[0],)](
             work,
             self._rows,
@@ -371,8 +372,3 @@ def _processors(device: torch.device) -> int:
 def _warps(block: int) -> int:
     """Eight tokens a thread: two loads of 16 bytes."""
     return min(max(block // 256, 1), 16)
-
-
-def _power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << max(n - 1, 0).bit_length()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.core.tree import Selection
+from paceline.ops.triton.sizes import power_of_two
 from paceline.ops.triton.tree_kernels import (
     choose_kernel,
     draft_inputs_kernel,
@@ -43,7 +44,7 @@ _BLOCK = 128  # selected nodes a program
 
 def block(count: int) -> int:
     """Size of a block that holds `count` numbers: a power of two."""
-    return max(_LEAST, 1 << (count - 1).bit_length())
+    return max(_LEAST, power_of_two(count))
 
 
 def warps(count: int) -> int:
