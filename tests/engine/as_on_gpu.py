@@ -54,7 +54,7 @@ def grower_of(proposer: Any, num_rows: int) -> Grower:
 def as_on_gpu(eng: Engine, recorder: Recorder | None = None) -> GraphCache:
     """Steps over padded rows, one step behind where the drafter allows it."""
     parts = eng._parts
-    if parts.proposer.observes:
+    if not parts.proposer.spec.on_host:
         parts.proposer.grower = grower_of(parts.proposer, parts.config.cache.max_rows)
     eng.lag = 0 if parts.proposer.needs_text and eng._max_draft else 1
     graphs = graphs_of(parts, recorder or Calls())

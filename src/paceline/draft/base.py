@@ -43,6 +43,7 @@ class DrafterSpec:
     kv: DraftKV | None = None  # None: no cache of its own
     lookahead: int = 0  # later tokens that a cache entry depends on (EAGLE-3: 1)
     scratch: int = 0  # most tail slots that `propose` uses in the draft pool
+    mean_nodes: int | None = None  # most on average over the rows of a step; None: max_nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,6 +115,7 @@ class GraphCache:
         self._grower = proposer.grower
         self._observe = proposer.observe if proposer.observes else None
         self._max_nodes = proposer.spec.max_nodes
+        self._grown_nodes = proposer.spec.mean_nodes or self._max_nodes  # of a row, on average
         self._ladder = ladder(num_rows)
         self._spare = num_rows
         self._recorder = recorder
@@ -179,7 +180,7 @@ class GraphCache:
         if trees is Trees.ROOT:
             return rows
         if trees is Trees.GROWN:
-            return rows * self._max_nodes
+            return rows * self._grown_nodes
         return min(rows * power_of_two(-(-(rows + drafted) // rows)), rows * self._max_nodes)
 
     def _record(self, key: GraphKey, inputs: _Inputs, host_rows: list[int]) -> Recorded | None:

@@ -169,7 +169,8 @@ class Launcher:
             assert self._proposer.grower is not None, "who grows trees"
             with self._stages("propose"):
                 grown = self._proposer.grower.grow(row_ids)
-            return grown, len(plan.budgets) + sum(plan.budgets)
+            spec, most = self._proposer.spec, len(plan.budgets) + sum(plan.budgets)
+            return grown, min(most, len(plan.budgets) * (spec.mean_nodes or spec.max_nodes))
         total = len(plan.budgets) + sum(len(p.tokens) for p in drafted.proposals)
         if total == len(plan.budgets):
             return root(self._rows.next_token[row_ids]), total

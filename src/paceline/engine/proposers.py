@@ -94,14 +94,14 @@ class HostProposer:
 
 
 class NetworkProposer:
-    """A drafter network as a `Proposer`."""
+    """A drafter network as a `Proposer`; one that caches nothing has nothing to observe."""
 
-    observes = True
     needs_text = False
 
     def __init__(self, drafter: Drafter, device: torch.device) -> None:
         self._drafter = drafter
         self.spec = drafter.spec
+        self.observes = drafter.spec.kv is not None
         self.grower: Grower | None = None if device.type == "cpu" else NetworkGrower(drafter)
 
     def join(self, sequence: Sequence) -> None:
