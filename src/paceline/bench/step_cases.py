@@ -1,7 +1,9 @@
 """What is measured: drafters as they are asked for, cases, and the engine that has room for them.
 
-A drafter is METHOD[:CONFIG[:NODES]]; CONFIG is a folder with a config.json, that file, or the name of a
+A drafter is METHOD:CONFIG[:NODES]; CONFIG is a folder with a config.json, that file, or the name of a
 shape that comes with Paceline; NODES are the tokens that a step verifies for a sequence, root included.
+Or it is one that costs nothing and only has trees verified (`fixed_trees.py`): chain:NODES, and
+uneven:MEAN:MOST for sequences of different sizes.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ from paceline.core.config import CacheConfig, DraftConfig, EngineConfig
 from paceline.core.errors import ConfigError
 from paceline.draft.dflash_config import DFlashConfig, read_config
 
-METHODS = ("none", "dflash", "ddtree")
+NETWORKS = ("dflash", "ddtree")
+FIXED = {"chain": 1, "uneven": 2}  # how many numbers each takes
 _DDTREE_NODES = 32
+_MOST_NODES = 256  # root included
 _FORM = (
-    "a drafter is none, or METHOD:CONFIG or METHOD:CONFIG:NODES with METHOD dflash or ddtree, for "
-    "example dflash:qwen3-8b-dflash-b16 or ddtree:FOLDER:32"
+    "a drafter is none, or METHOD:CONFIG or METHOD:CONFIG:NODES with METHOD dflash or ddtree, or "
+    "chain:NODES or uneven:MEAN:MOST, for example dflash:qwen3-8b-dflash-b16, ddtree:FOLDER:32, "
+    "chain:16 or uneven:4:16"
 )
 
 
@@ -30,7 +35,8 @@ class Spec:
     method: str
     folder: Path | None = None
     net: DFlashConfig | None = None  # of that folder
-    nodes: int = 1  # root included
+    nodes: int = 1  # root included; of a sequence on average
+    most: int = 1  # of one sequence
 
     @property
     def draft(self) -> DraftConfig:
@@ -38,7 +44,7 @@ class Spec:
         return DraftConfig(
             method=self.method,
             model=None if self.folder is None else str(self.folder),
-            num_speculative_tokens=self.nodes - 1,
+            num_speculative_tokens=self.most - 1,
             adaptive=False,
             check="off",
             weights="bf16",
@@ -79,11 +85,13 @@ def parse_spec(text: str) -> Spec:
         ModelError: the configuration is malformed or not supported.
     """
     method, *rest = text.split(":")
-    if method not in METHODS or len(rest) > 2 or (method == "none") != (not rest):
+    if method in FIXED and len(rest) == FIXED[method]:
+        return _fixed(text, method, [_nodes(number, text) for number in rest])
+    if method == "none" and not rest:
+        return Spec(name=text, method=method)
+    if method not in NETWORKS or len(rest) not in {1, 2}:
         msg = f"unknown drafter {text!r} to be measured; {_FORM}"
         raise ConfigError(msg)
-    if not rest:
-        return Spec(name=text, method=method)
     folder = find_shape(rest[0])
     if folder is None:
         known = ", ".join(name for name in shapes() if "dflash" in name)
@@ -95,14 +103,27 @@ def parse_spec(text: str) -> Spec:
     net = read_config(folder)
     usual = net.num_proposals + 1 if method == "dflash" else _DDTREE_NODES
     nodes = _nodes(rest[1], text) if len(rest) == 2 else usual
-    most = net.num_proposals + 1 if method == "dflash" else 256
+    most = net.num_proposals + 1 if method == "dflash" else _MOST_NODES
     if not 2 <= nodes <= most:
         msg = (
             f"{text!r} asks for {nodes} nodes a sequence, root included; 2 to {most} are possible. "
             f"Give one of these, or leave it out for {usual}"
         )
         raise ConfigError(msg)
-    return Spec(name=text, method=method, folder=folder, net=net, nodes=nodes)
+    return Spec(name=text, method=method, folder=folder, net=net, nodes=nodes, most=nodes)
+
+
+def _fixed(text: str, method: str, numbers: Sequence[int]) -> Spec:
+    """A drafter without a network: MEAN nodes, and MOST where they are not the same."""
+    mean, most = numbers[0], numbers[-1]
+    if not 2 <= mean <= most <= _MOST_NODES:
+        msg = (
+            f"{text!r} asks for {mean} nodes a sequence and {most} at most, root included; 2 to "
+            f"{_MOST_NODES} are possible, and no more on average than at most. Give such numbers, or "
+            "none for one node"
+        )
+        raise ConfigError(msg)
+    return Spec(name=text, method=method, nodes=mean, most=most)
 
 
 def _nodes(text: str, whole: str) -> int:
@@ -110,6 +131,43 @@ def _nodes(text: str, whole: str) -> int:
         return int(text)
     msg = f"{text!r} in {whole!r} is no number of nodes; {_FORM}"
     raise ConfigError(msg)
+
+
+def cases_of(sequences: Sequence[int], contexts: Sequence[int], words: Sequence[str]) -> list[Case]:
+    """What is measured: every number of sequences at every context, or the cases that are named.
+
+    Args:
+        sequences: numbers of sequences; default: 1.
+        contexts: tokens of a prompt; default: 1024.
+        words: cases as SEQUENCESxCONTEXT, in place of both.
+
+    Raises:
+        ConfigError: a word of another form, or both ways at once.
+    """
+    if words and (sequences or contexts):
+        msg = (
+            "--case says how many sequences of which context there are, and so do --sequences and "
+            "--context; give one or the other"
+        )
+        raise ConfigError(msg)
+    if not words:
+        return [
+            Case(sequences=n, context=length)
+            for length in dict.fromkeys(contexts or [1024])
+            for n in dict.fromkeys(sequences or [1])
+        ]
+    return [_case(word) for word in dict.fromkeys(words)]
+
+
+def _case(word: str) -> Case:
+    numbers = [int(n) for n in word.split("x") if n.isascii() and n.isdigit()]
+    if word.count("x") != 1 or len(numbers) != 2 or min(numbers) < 1:
+        msg = (
+            f"cannot read the case {word!r}; a case is SEQUENCESxCONTEXT, both 1 or more, for example "
+            "8x1024"
+        )
+        raise ConfigError(msg)
+    return Case(sequences=numbers[0], context=numbers[1])
 
 
 def config_of(
@@ -134,7 +192,7 @@ def config_of(
     rows = max(case.sequences for case in cases)
     longest = max(case.context for case in cases)
     starting = 4 + rows * size // base.cache.chunk_size  # steps of those that decode already
-    growth = (steps + starting) * spec.nodes
+    growth = (steps + starting) * spec.most
     need = longest + growth
     if need > most:
         msg = (
@@ -144,7 +202,7 @@ def config_of(
         )
         raise ConfigError(msg)
     max_len = min(2 * need, most)
-    scratch = max(spec.nodes, 0 if spec.net is None else spec.net.block_size)
+    scratch = max(spec.most, 0 if spec.net is None else spec.net.block_size)
     # What the sequences hold, and their prompts, which are kept between repeats.
     pages = [
         case.sequences

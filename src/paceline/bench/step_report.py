@@ -37,6 +37,9 @@ class Line:
     measured: Measured
     floor: Floor
     plain_ms: float | None  # of the same case without a drafter; None: not measured
+    even_ms: float | None = (
+        None  # of the same case and as many nodes, all rows alike; None: as plain
+    )
 
     @property
     def ms(self) -> float:
@@ -90,6 +93,12 @@ def lines(
         if spec.method == "none"
         for m in measured
     }
+    even: dict[tuple[int, Case], float] = {
+        (spec.nodes, m.case): 1e3 * statistics.median(m.repeats)
+        for spec, measured in found
+        if spec.method == "chain"
+        for m in measured
+    }
     return [
         Line(
             spec=spec,
@@ -107,6 +116,7 @@ def lines(
                 draft_of(spec),
             ),
             plain_ms=plain.get(m.case),
+            even_ms=even.get((spec.nodes, m.case)) if spec.method == "uneven" else None,
         )
         for spec, measured in found
         for m in measured
@@ -139,7 +149,10 @@ def record(
         "conventions": {
             "ms_per_step": "median over repeats of the mean of a repeat's steps, host clock, back to back",
             "spread": "slowest less fastest repeat over the median",
-            "nodes": "tokens verified for a sequence, root included",
+            "nodes": "tokens verified for a sequence, root included; on average where not all have as many",
+            "most_nodes": "of one sequence",
+            "over_plain": "ms_per_step over that of none in the same case",
+            "over_even": "of uneven: ms_per_step over that of a chain of as many nodes, same case",
             "context": "tokens of a prompt; sequences grow from there during a repeat",
             "floor_ms": "least time by the ceilings: reading and computing only (cost/model.py)",
             "stages_ms": "a run of its own without graphs: where the host is slower, its gaps count",
@@ -184,12 +197,14 @@ def _row(line: Line) -> Json:
         "spec": spec.name,
         "block": None if spec.net is None else spec.net.block_size,
         "nodes": spec.nodes,
+        "most_nodes": spec.most,
         "sequences": measured.case.sequences,
         "context": measured.case.context,
         "ms_per_step": round(line.ms, 4),
         "floor_ms": round(1e3 * line.floor.total, 4),
         "floor_parts_ms": {k: round(1e3 * v, 4) for k, v in asdict(line.floor).items() if v},
         "over_plain": None if line.plain_ms is None else round(line.ms / line.plain_ms, 4),
+        "over_even": None if line.even_ms is None else round(line.ms / line.even_ms, 4),
         "spread": round(line.spread, 4),
         "repeats_ms": [round(1e3 * seconds, 4) for seconds in measured.repeats],
         "accept_length": round(measured.accept_length, 4),
@@ -260,7 +275,7 @@ def _cells(line: Line) -> tuple[str, ...]:
 
 
 def _label(spec: Spec) -> str:
-    return spec.method if spec.net is None else f"{spec.method}, block {spec.net.block_size}"
+    return spec.name if spec.net is None else f"{spec.method}, block {spec.net.block_size}"
 
 
 def _short(ms: float) -> str:

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from paceline import models
+from paceline.bench.fixed_trees import FixedTrees
 from paceline.bench.step_batch import Batch
-from paceline.bench.step_cases import Case, Spec, config_of
+from paceline.bench.step_cases import FIXED, Case, Spec, config_of
 from paceline.bench.synthetic import SyntheticWalk
 from paceline.core.config import DraftConfig, EngineConfig
 from paceline.core.device import TORCH_DTYPES, free_cached, used_memory
@@ -118,7 +119,7 @@ class Bench:
         longest = max(settings.steps, settings.stage_steps) + settings.warmup
         config = config_of(self.config, spec, cases, longest, self.loaded.config.max_position)
         config = replace(config, graphs=graphs and config.graphs)
-        make = build_network if self._seed is None else random_network(self._seed)
+        make = _maker(spec, self._seed)
         parts = build_parts(config, self.loaded, used_memory(self.device), make)
         parts.alarm.active = False  # that random weights draft in vain is no news
         if settings.rates is not None and spec.nodes > 1:
@@ -129,6 +130,23 @@ class Bench:
             yield engine
         finally:
             engine.close()
+
+
+def _maker(spec: Spec, seed: int | None) -> NetworkMaker:
+    """Who makes the spec's drafter; `seed`: of random weights."""
+    if spec.method not in FIXED:
+        return build_network if seed is None else random_network(seed)
+
+    def make(_: DraftConfig, target: TargetInfo) -> Drafter:
+        return FixedTrees(
+            spec.name,
+            mean=spec.nodes,
+            most=spec.most,
+            vocab_size=target.config.vocab_size,
+            device=target.device,
+        )
+
+    return make
 
 
 def random_network(seed: int) -> NetworkMaker:

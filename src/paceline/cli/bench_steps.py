@@ -28,6 +28,8 @@ EXAMPLES = (
     "    --spec ddtree:qwen3-8b-dflash-b16:32 --out steps.json",
     "paceline bench steps --model FOLDER --random-weights \\",
     "    --spec none --spec dflash:DRAFTER --accept-length 3.5",
+    "paceline bench steps --model qwen3-8b --random-weights \\",
+    "    --sequences 1 8 --spec none --spec chain:16",
     "paceline bench steps --model default --context 128 512 --steps 8",
 )
 _SYNTHETIC = "acceptance is synthetic: what was accepted was said beforehand, and the emitted tokens are no text"
@@ -64,7 +66,10 @@ def steps(
             negative_iterable=(),
             help="drafter: none, or dflash or ddtree as METHOD:CONFIG[:NODES], where CONFIG is a folder, "
             "its config.json, or a shape that comes along, and NODES the tokens verified for a "
-            "sequence, root included; give it several times; default: none",
+            "sequence, root included; or one that drafts nothing and costs nothing, to have trees "
+            "verified: chain:NODES, the same chain for every sequence, or uneven:MEAN:MOST, chains of "
+            "1 to MOST nodes, many short and few long ones, sequences times MEAN in every step; give "
+            "it several times; default: none",
         ),
     ] = None,
     sequences: Annotated[
@@ -83,6 +88,15 @@ def steps(
             consume_multiple=True,
             negative_iterable=(),
             help="tokens of each prompt; one number or several; default: 1024",
+        ),
+    ] = None,
+    case: Annotated[
+        list[str] | None,
+        Parameter(
+            group=_WHAT,
+            consume_multiple=True,
+            negative_iterable=(),
+            help="SEQUENCESxCONTEXT, one or several, in place of --sequences and --context: just these",
         ),
     ] = None,
     accept_length: Annotated[
@@ -150,17 +164,13 @@ def steps(
     )
     rates = _rates(accept_length, accept_rates)
     from paceline.bench import step_report
-    from paceline.bench.step_cases import Case, parse_spec
+    from paceline.bench.step_cases import cases_of, parse_spec
     from paceline.bench.steps import Bench, Settings, run
     from paceline.cli.workbench import command_line, publish
     from paceline.core.device import TORCH_DTYPES
 
     specs = [parse_spec(text) for text in dict.fromkeys(spec or ["none"])]
-    cases = [
-        Case(sequences=n, context=length)
-        for length in dict.fromkeys(context or [1024])
-        for n in dict.fromkeys(sequences or [1])
-    ]
+    cases = cases_of(sequences or (), context or (), case or ())
     settings = Settings(
         steps=count,
         repeats=repeats,

@@ -189,12 +189,38 @@ def test_a_record_says_it_all(bench: Bench, shapes: Path) -> None:
         ("ddtree:DRAFTER:1", "2 to 256 are possible"),
         ("ddtree:DRAFTER:x", "'x' in"),
         ("ddtree:DRAFTER:3:4", "unknown drafter"),
+        ("chain", "chain:NODES or uneven:MEAN:MOST"),
+        ("chain:4:16", "unknown drafter 'chain:4:16'"),
+        ("chain:1", "2 to 256 are possible"),
+        ("chain:257", "2 to 256 are possible"),
+        ("uneven:4", "unknown drafter 'uneven:4'"),
+        ("uneven:8:4", "no more on average than at most"),
+        ("uneven:4:y", "'y' in"),
     ],
 )
 def test_mistakes_are_told(shapes: Path, text: str, message: str) -> None:
     """Before anything is loaded, with what is possible instead."""
     with pytest.raises(ConfigError, match=message):
         parse_spec(text.replace("DRAFTER", str(shapes / "drafter")))
+
+
+def test_ratios_and_floors_of_trees_that_are_only_verified(bench: Bench) -> None:
+    """Over plain decoding, and of uneven rows over even ones; the floor is the target's alone."""
+    settings = Settings(steps=2, repeats=1, warmup=1, stage_steps=0)
+    specs = [parse_spec(name) for name in ("none", "chain:4", "uneven:4:9", "chain:9")]
+    found = [(s, run(bench, s, CASES[:1], settings)) for s in specs]
+    made = step_report.lines(found, bench.loaded.config, CEILINGS, 4)
+    plain, four, uneven, nine = (step_report._row(line) for line in made)
+    assert (uneven["drafter"], uneven["spec"]) == ("uneven", "uneven:4:9")
+    assert (uneven["block"], uneven["nodes"], uneven["most_nodes"]) == (None, 4, 9)
+    assert uneven["over_even"] == pytest.approx(
+        uneven["ms_per_step"] / four["ms_per_step"], rel=0.01
+    )
+    assert plain["over_even"] is four["over_even"] is None
+    assert nine["over_plain"] == pytest.approx(nine["ms_per_step"] / plain["ms_per_step"], rel=0.01)
+    floors = [line.floor.total for line in made]
+    assert floors[0] < floors[1] == floors[2] < floors[3]
+    assert made[2].floor.total == made[2].floor.target + made[2].floor.attention
 
 
 def test_a_drafter_for_another_target_is_refused(bench: Bench, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.core.errors import ConfigError
 from tests import tiny, tiny_drafters
 
 
@@ -77,6 +78,7 @@ def test_a_record_and_a_table(
         (("--accept-rates", "a"), "cannot read --accept-rates 'a'"),
         (("--accept-rates", ".5", "--accept-length", "2"), "give one of them"),
         (("--spec", "suffix"), "unknown drafter 'suffix' to be measured"),
+        (("--case", "2x30"), "give one or the other"),
         (("--context", "30", "600"), "the model's positions end at 512"),
     ],
 )
@@ -89,6 +91,20 @@ def test_mistakes_are_told(
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out == ""
+
+
+def test_cases_one_by_one() -> None:
+    """Just those that are named, where all numbers at all contexts would not fit."""
+    from paceline.bench.step_cases import Case, cases_of
+
+    assert cases_of([], [], ["64x1024", "1x32768", "64x1024"]) == [
+        Case(sequences=64, context=1024),
+        Case(sequences=1, context=32768),
+    ]
+    assert cases_of([1, 2], [], []) == [Case(sequences=n, context=1024) for n in (1, 2)]
+    for word in ("8", "8x", "x8", "0x8", "8x8x8", "8*8", "axb"):
+        with pytest.raises(ConfigError, match="a case is SEQUENCESxCONTEXT"):
+            cases_of([], [], [word])
 
 
 def test_a_shape_needs_random_weights(capsys: pytest.CaptureFixture[str]) -> None:
