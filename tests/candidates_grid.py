@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.core.tree import DraftTree
 from paceline.ops.reference import candidates as definition
 from paceline.ops.reference import growth as growth_definition
-from paceline.ops.triton import candidates, growth
+from paceline.ops.triton import candidates, growth, largest
 from paceline.sample.noise import keyed_noise
 from tests.tree_grid import poisoned, same
 from tests.unit.draft.test_ddtree import random_case
@@ -37,6 +37,32 @@ def close(found: Tensor, want: Tensor, what: str, tolerance: float = 2e-5) -> No
         equal_nan=True,
         msg=lambda m: f"{what}: {m}",
     )
+
+
+def check_largest(rng: random.Random, device: str) -> None:
+    """The largest numbers bit for bit, of equals the lowest ids, and the mass of all."""
+    shape = rng.randint(1, 3), rng.randint(1, 3), rng.choice([60, 64, 200, 1024, 4100, 8256])
+    count = min(rng.choice([1, 2, 5, 16, 40, 128]), shape[2])
+    logits = torch.randn(shape) * rng.choice([0.0, 3.0])
+    if rng.random() < 0.4:
+        logits = logits.round()  # ties
+    for value in (float("-inf"), float("inf"), float("nan")):
+        if rng.random() < 0.2:
+            some = torch.rand(shape[2]) < rng.choice([0.001, 0.01, 1.0])
+            logits[rng.randrange(shape[0]), rng.randrange(shape[1]), some] = value
+    wide = torch.zeros(shape[0], 3).double()  # a column of a wider table, as the rows' options are
+    wide[:, 1] = torch.tensor([rng.choice([0.0, 0.3, 1.0]) for _ in range(shape[0])])
+    temperature = wide[:, 1] if rng.random() < 0.8 else None
+    moved = None if temperature is None else wide.to(device)[:, 1]
+    with poisoned():
+        top, ids, mass = largest.largest(logits.to(device), moved, count)
+    order = logits.sort(dim=-1, descending=True, stable=True).indices
+    want = order[:, :, :count].sort(dim=-1).values
+    same(ids, want, "ids")
+    every = definition.largest(logits, temperature, shape[2])
+    values = torch.empty_like(logits).scatter_(-1, every[1], every[0])  # of every token, tempered
+    close(top, values.gather(-1, want), "values", 0.0)
+    close(mass, every[2], "mass")
 
 
 def check_rank(rng: random.Random, device: str) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from paceline.ops import drafts
 from tests import candidates_grid as grid
+from tests.gpu_capture import captured
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,7 +19,8 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    "check", [grid.check_rank, grid.check_learn, grid.check_growth, grid.check_noise]
+    "check",
+    [grid.check_largest, grid.check_rank, grid.check_learn, grid.check_growth, grid.check_noise],
 )
 def test_kernels_are_the_definition(check: Callable[[random.Random, str], None]) -> None:
     """Any shapes, ties, numbers that are none; trees bit for bit."""
@@ -25,6 +28,30 @@ def test_kernels_are_the_definition(check: Callable[[random.Random, str], None])
     torch.manual_seed(7)
     for _ in range(200):
         check(rng, "cuda")
+
+
+@pytest.mark.parametrize("vocab", [32_000, 49_152, 128_256, 151_936])
+@pytest.mark.parametrize("rows, positions, count", [(1, 15, 128), (9, 7, 16), (1, 2, 500)])
+def test_the_largest_of_a_model_s_vocabulary(
+    vocab: int, rows: int, positions: int, count: int
+) -> None:
+    """Numbers that are all different and such as tie, in a graph that is replayed with other logits."""
+    temperature = torch.tensor([0.0, 0.7, 1.0] * 3, dtype=torch.float64, device="cuda")[:rows]
+    logits = torch.empty(rows, positions, vocab, device="cuda")
+    logits.normal_()
+    graph, (top, ids, mass) = captured(lambda: drafts.largest(logits, temperature, count))
+    generator = torch.Generator("cuda").manual_seed(3)
+    for spread, rounds in ((4.0, False), (4.0, True), (0.0, False)):
+        logits.normal_(generator=generator).mul_(spread)
+        if rounds:
+            logits.copy_(logits.bfloat16())
+        graph.replay()
+        heat = torch.where(temperature > 0, temperature, 1.0).float()[:, None, None]
+        order = logits.sort(dim=-1, descending=True, stable=True).indices
+        assert torch.equal(ids, order[:, :, :count].sort(dim=-1).values)
+        assert torch.equal(top, (logits / heat).gather(-1, ids))
+        exact = (logits.double() / heat.double()).logsumexp(-1)
+        torch.testing.assert_close(mass.double(), exact, rtol=1e-6, atol=1e-5)
 
 
 def test_learning_is_captured() -> None:

@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline import ops
 from paceline.core.request import SamplingParams
 from paceline.core.tree import NOT_FINITE
 from paceline.ops.dispatch import explain
-from paceline.ops.reference import peaks as reference_peaks
 from paceline.sample.device import choose_by_kernels
 from paceline.sample.noise import gumbel, hash_tokens, noise_words_of
 from paceline.sample.sampler import PickNodes, Picks, choose, pick_on_device
@@ -29,7 +27,7 @@ SIZES = (97, 1003, 49_152, 152_064)
 
 def test_the_kernels_are_chosen() -> None:
     """Nothing below would test them otherwise."""
-    for op in ("pick", "peaks"):
+    for op in ("pick", "largest"):
         assert next(c for c in explain(op, "cuda", torch.float32) if c.chosen).name == "triton"
 
 
@@ -239,18 +237,3 @@ def test_emitted_tokens_have_the_law_of_the_logits() -> None:
             law = torch.softmax(logits[ids] / heat, 0).tolist()
             off = chi2(seen, dict(zip(ids, law, strict=True)), len(seen))
             assert abs(off) < 5 if fits else off > 20
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(7, 49_152), (1, 64), (3, 2_112), (2, 3, 152_064), (0, 128)])
-def test_peaks(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Maxima exactly, the logarithm to rounding; masked numbers among them."""
-    x = (5 * torch.randn(shape, generator=torch.Generator().manual_seed(1))).to(dtype).cuda()
-    x[..., 3::7] = -math.inf
-    maxima, mass = ops.peaks(x)
-    wanted, log = reference_peaks.peaks(x)
-    assert torch.equal(maxima, wanted)
-    exact = x.double().logsumexp(-1).to(dtype)
-    rtol = 1e-6 if dtype == torch.float32 else 2.0**-7
-    torch.testing.assert_close(mass, exact, rtol=rtol, atol=1e-5)
-    assert log.dtype == mass.dtype

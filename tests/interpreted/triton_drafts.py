@@ -26,6 +26,7 @@ def test_the_interpreter_is_on() -> None:
 @pytest.mark.parametrize(
     "check, cases",
     [
+        (grid.check_largest, 40),
         (grid.check_rank, 60),
         (grid.check_learn, 30),
         (grid.check_growth, 60),

@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from paceline import ops
-from paceline.ops.reference.candidates import by_row, sharpness
-from paceline.ops.reference.peaks import BLOCK as _BLOCK
+from paceline.ops import drafts
+from paceline.ops.reference.candidates import by_row, heat, sharpness
 
 _CHUNK = 128  # positions whose logits exist at the same time on a CPU
 _LOGIT_BYTES = 256 << 20  # and what they take on a GPU
@@ -191,13 +191,10 @@ def rank(
             [B] or None at the first, ids [B, C]) to what their logits gain, [B, C]. Positions are then
             gone through from left to right, each knowing the best candidate of the one before.
     """
-    y = logits
-    if noise is not None:
-        y = logits / _heat(temperature, logits.dtype).view(-1, 1, 1)
-    top, ids, mass = _largest(y, count)
+    top, ids, mass = drafts.largest(logits, None if noise is None else temperature, count)
     perturbs = None if noise is None else noise(ids)
     if gains is not None:
-        perturbs = _followed(top, ids, perturbs, _heat(temperature, top.dtype), gains)
+        perturbs = _followed(top, ids, perturbs, heat(temperature, top.dtype), gains)
     return calibration.weigh(top, ids, mass, perturbs, temperature)
 
 
@@ -206,38 +203,17 @@ def chunk(vocab_size: int, device: torch.device) -> int:
     return _CHUNK if device.type == "cpu" else max(_CHUNK, _LOGIT_BYTES // (4 * vocab_size))
 
 
-def _heat(temperature: Tensor, dtype: torch.dtype) -> Tensor:
-    """What logits of rows [B] are divided by."""
-    return torch.where(temperature > 0, temperature, 1.0).to(dtype)
-
-
-def _followed(top: Tensor, ids: Tensor, noise: Tensor | None, heat: Tensor, gains: Gains) -> Tensor:
+def _followed(
+    top: Tensor, ids: Tensor, noise: Tensor | None, scale: Tensor, gains: Gains
+) -> Tensor:
     """Noise [B, P, C] and, from left to right, what candidates gain by the best one before them."""
     added = torch.zeros_like(top) if noise is None else noise.to(top.dtype)
     before: Tensor | None = None
     for position in range(top.shape[1]):
         mine = ids[:, position]
-        added[:, position] += gains(position, before, mine).to(top.dtype) / heat.unsqueeze(1)
+        added[:, position] += gains(position, before, mine).to(top.dtype) / scale.unsqueeze(1)
         scores = top[:, position] + added[:, position]
         # The lowest id of the best ones; of all, where none is a number.
         best = ~(scores < scores.amax(1, keepdim=True))
         before = torch.where(best, mine, _NO_ID).amin(1)
     return added
-
-
-def _largest(y: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`topk` and `logsumexp` in one read, for few of many.
-
-    The `count` largest numbers lie in the `count` blocks with the largest maxima.
-    """
-    blocks = y.shape[-1] // _BLOCK
-    few = blocks >= 4 * count and (count <= _BLOCK or not y.is_cpu)  # a CPU sorts them too slowly
-    if not few or y.shape[-1] % _BLOCK:
-        return *y.topk(count, dim=-1), y.logsumexp(-1)
-    maxima, mass = ops.peaks(y)
-    cut = y.view(*y.shape[:-1], blocks, _BLOCK)
-    chosen = maxima.topk(count, dim=-1).indices
-    kept = cut.gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, _BLOCK)).flatten(-2)
-    top, place = kept.topk(count, dim=-1)
-    block = chosen.gather(-1, place.div(_BLOCK, rounding_mode="floor"))
-    return top, block * _BLOCK + place % _BLOCK, mass

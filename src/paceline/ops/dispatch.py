@@ -81,10 +81,10 @@ OPS: dict[str, tuple[Line, ...]] = {
         for op in ("rms_norm", "add_rms_norm", "rope", "silu_mul", "kv_write")
     },
     "rope_write": (_triton("fused:rope_write"), _reference("fused:rope_write")),
-    "peaks": (
-        _native("peaks:peaks", "peaks:refusal"),
-        _triton("peaks:peaks"),
-        _reference("peaks:peaks"),
+    "peaks": (_native("peaks:peaks", "peaks:refusal"), _reference("peaks:peaks")),
+    "largest": (
+        _triton("largest:largest"),
+        Line(name="torch", target="paceline.ops.largest:largest"),
     ),
     "pick": _PICK,
     "select": (_triton("tree:select"), _reference("tree:select")),

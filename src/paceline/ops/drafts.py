@@ -23,6 +23,15 @@ def _chosen(op: str, x: Tensor, dtype: torch.dtype) -> Any:
     return implementation(op, "cpu" if x.is_cpu else x.device.type, dtype)
 
 
+def largest(
+    logits: Tensor, temperature: Tensor | None, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each position's `count` largest logits, tempered; their ids; the mass of all."""
+    op = _chosen("largest", logits, logits.dtype)
+    found: tuple[Tensor, Tensor, Tensor] = op(logits, temperature, count)
+    return found
+
+
 def rank_candidates(
     top: Tensor,
     ids: Tensor,

@@ -59,7 +59,7 @@ def test_the_comparison_finds_what_is_wrong() -> None:
 
 def test_what_doctor_says() -> None:
     """A GPU gets the kernels, float64 the definition, a CPU its own way."""
-    for op in ("pick", "peaks"):
+    for op in ("pick", "largest"):
         gpu = {c.name: c for c in explain(op, "cuda", torch.float32)}
         assert gpu["triton"].chosen == (importlib.util.find_spec("triton") is not None)
         assert not {c.name: c for c in explain(op, "cpu", torch.float32)}["triton"].chosen

@@ -1,6 +1,6 @@
-"""Candidates and what their scores mean: the definitions of `draft/candidates.py`'s two operators.
+"""Candidates and what their scores mean: the definitions of `draft/candidates.py`'s operators.
 
-`rank_candidates` orders the likeliest tokens of each position by their perturbed scores and says how likely
+`largest` finds the likeliest tokens of each position. `rank_candidates` orders the likeliest tokens of each position by their perturbed scores and says how likely
 each survives; `learn` learns from what the target then emitted. Plain torch, any device, no read of a device
 value.
 
@@ -30,6 +30,32 @@ def sharpness(log: Tensor, temperature: Tensor) -> Tensor:
     """
     scale = torch.where(temperature > 0, temperature, 1.0).to(log.dtype)
     return by_row(log, temperature).exp() * scale.view(-1, 1, 1)
+
+
+def heat(temperature: Tensor, dtype: torch.dtype) -> Tensor:
+    """What logits of rows [B] are divided by: 1 for greedy rows."""
+    return torch.where(temperature > 0, temperature, 1.0).to(dtype)
+
+
+def largest(
+    logits: Tensor, temperature: Tensor | None, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each position's largest logits, tempered, and the mass of all. NaN counts as larger than all.
+
+    Args:
+        logits: [B, P, V].
+        temperature: [B]; 0 for greedy rows, whose logits are not divided. None: all are.
+        count: C, at most V.
+
+    Returns:
+        [B, P, C] the `count` largest, divided by the temperature; their ids [B, P, C] int64; [B, P]
+        `logsumexp` over the vocabulary. Their order is left open (`rank_candidates` makes one), and which
+        is taken of several that are equal to the least.
+    """
+    y = logits
+    if temperature is not None:
+        y = logits / heat(temperature, logits.dtype).view(-1, 1, 1)
+    return *y.topk(count, dim=-1), y.logsumexp(-1)
 
 
 def rank_candidates(

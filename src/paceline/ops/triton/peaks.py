@@ -14,19 +14,12 @@ import torch
 
 from paceline.ops.reference.peaks import BLOCK
 from paceline.ops.triton.peaks_kernels import join_kernel, parts_kernel
+from paceline.ops.triton.sizes import power_of_two
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _CELLS = 64  # blocks of a program
-
-
-def peaks(x: Tensor) -> tuple[Tensor, Tensor]:
-    """See `reference.peaks.peaks`."""
-    width = x.shape[-1]
-    maxima = x.new_empty((*x.shape[:-1], width // BLOCK))
-    tops, logs = _read(x.reshape(-1, width), maxima)
-    return maxima, (tops + logs).view(x.shape[:-1]).to(x.dtype)
 
 
 def log_sum_exp(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,42 +29,62 @@ def log_sum_exp(x: Tensor) -> tuple[Tensor, Tensor]:
         [n] float32, about each row's largest number, and [n] float32, the rest. What is subtracted
         from logits near the largest loses no digits if they are subtracted one after the other.
     """
-    return _read(x, None)
-
-
-def _read(x: Tensor, maxima: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`log_sum_exp`, and the blocks' maxima where there is a place for them."""
-    rows, width = x.shape
     x = x if x.stride(1) == 1 else x.contiguous()
-    parts = max(-(-width // (_CELLS * BLOCK)), 1)
-    # float32, [n, parts] each: bases, sums; [n]: tops, logs
-    bases, sums = torch.empty(2, rows, parts, dtype=torch.float32, device=x.device)
+    bases, sums = read_parts(x, None, None, 1)
+    rows, parts = bases.shape
     tops, logs = torch.empty(2, rows, dtype=torch.float32, device=x.device)
     if rows:
         with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-            parts_kernel[(rows, parts)](
-                x,
-                x if maxima is None else maxima,
-                bases,
-                sums,
-                x.stride(0),
-                width,
-                parts,
-                width // BLOCK,
-                MAXIMA=maxima is not None,
-                CELLS=_CELLS,
-                CELL=BLOCK,
-                num_warps=4,
-                num_stages=1,
-            )
             join_kernel[(rows,)](
                 bases,
                 sums,
                 tops,
                 logs,
                 parts,
-                PARTS=1 << (parts - 1).bit_length(),
+                PARTS=power_of_two(parts),
                 num_warps=1,
                 num_stages=1,
             )
     return tops, logs
+
+
+def read_parts(
+    x: Tensor, maxima: Tensor | None, temperature: Tensor | None, positions: int
+) -> tuple[Tensor, Tensor]:
+    """Read rows x [n, V], whose numbers lie side by side, once.
+
+    Args:
+        x: [n, V].
+        maxima: [n, V / 64, rounded up], to be filled with the maxima of blocks: of x itself. A block with
+            a NaN has NaN.
+        temperature: [n / positions], what x is divided by where it is above 0; None: 1.
+        positions: rows of x that share a temperature.
+
+    Returns:
+        [n, parts] float32: bases, and the sums of exp((x - base) / temperature) of each part of a row.
+    """
+    rows, width = x.shape
+    parts = max(-(-width // (_CELLS * BLOCK)), 1)
+    bases, sums = torch.empty(2, rows, parts, dtype=torch.float32, device=x.device)
+    if rows:
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+            parts_kernel[(rows, parts)](
+                x,
+                x if maxima is None else maxima,
+                x if temperature is None else temperature,
+                bases,
+                sums,
+                x.stride(0),
+                width,
+                parts,
+                -(-width // BLOCK),
+                positions,
+                0 if temperature is None else temperature.stride(0),
+                MAXIMA=maxima is not None,
+                TEMPERED=temperature is not None,
+                CELLS=_CELLS,
+                CELL=BLOCK,
+                num_warps=4,
+                num_stages=1,
+            )
+    return bases, sums
