@@ -153,6 +153,27 @@ class DraftRuntime(Protocol):
         """Store k, v [T, Hkv, D] of final tokens at `slots` [T] (-1: nothing)."""
         ...
 
+    def write_context(
+        self,
+        product: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        cos_sin: Tensor,
+        gains: Tensor,
+        eps: float,
+    ) -> None:
+        """Store keys, normed and rotated, and values of final tokens in all layers.
+
+        Args:
+            product: [T, L * 2 * Hkv * D]: of each layer keys, then values.
+            positions: [T] int64 rows of `cos_sin`.
+            slots: [T] (-1: nothing).
+            cos_sin: [P, D] rotary table.
+            gains: [L, D] weights of the norms of keys.
+            eps: of the norms.
+        """
+        ...
+
     def noise(self, rows: Tensor, positions: Tensor, token_ids: Tensor) -> Tensor:
         """Keyed Gumbel noise [B, n] of tokens [B, n] to be emitted at positions [B].
 

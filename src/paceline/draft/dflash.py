@@ -80,13 +80,23 @@ class DFlashBlock:
     def observe(self, commit: Commit) -> None:
         """Cache the context keys of what became final; learn from what was emitted."""
         assert commit.hidden is not None, "the target is tapped"
-        both = self.net.context(commit.hidden, commit.positions)
-        for layer, (k, v) in enumerate(both):
-            self._runtime.write(layer, commit.slots, k, v)
+        self._cache(commit.hidden, commit)
         asked, self._asked = self._asked, None
         # A proposal is judged by the very next commit of the same rows, or not at all.
         if asked is not None and asked[0] is commit.rows:
             self._calibration.note(asked[2], asked[1], self._emitted(commit))
+
+    def _cache(self, features: Tensor, commit: Commit) -> None:
+        net, positions, slots = self.net, commit.positions, commit.slots
+        if net.stacks(features.shape[0]):
+            product, rules = (
+                net.stacked(features),
+                (net.rope.cos_sin, net.gains, net.config.rms_norm_eps),
+            )
+            self._runtime.write_context(product, positions, slots, *rules)
+            return
+        for layer, (k, v) in enumerate(net.context(features, positions, "layer")):
+            self._runtime.write(layer, slots, k, v)
 
     @torch.inference_mode()
     def candidates(self, rows: Tensor, count: int) -> Candidates:

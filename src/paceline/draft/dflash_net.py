@@ -35,6 +35,7 @@ from paceline.layers.linear import Linear
 from paceline.layers.norm import RMSNorm
 from paceline.layers.rope import Rope
 from paceline.models.weights import Concat, Single, WeightRule
+from paceline.ops.context import keys_values
 from paceline.ops.reference.fused import wide
 
 if TYPE_CHECKING:
@@ -230,12 +231,12 @@ class DFlashNet(nn.Module):
             L pairs of keys (normed and rotated) and values, [T, Hkv, D] each.
         """
         if path == "auto":
-            path = "stacked" if self._stacks(features.shape[0]) else "layer"
+            path = "stacked" if self.stacks(features.shape[0]) else "layer"
         if path == "token":
             return self._by_token(features, positions)
-        c = self.fused(features)
         if path == "stacked":
-            return self._stacked_context(c, positions)
+            return self._stacked_context(features, positions)
+        c = self.fused(features)
         return [self._layer_context(layer, c, positions) for layer in self._each_layer()]
 
     def stack(self, matrix: Tensor | PackedWeight | None = None) -> None:
@@ -250,18 +251,30 @@ class DFlashNet(nn.Module):
         self._stacked = matrix
         norms = [layer.attention.k_norm for layer in self._each_layer()]
         gains = [norm.weight.detach() for norm in norms if norm is not None]
-        self._gains = torch.stack(gains).to(wide(self.dtype)).unsqueeze(1)  # [L, 1, D]
+        self.gains = torch.stack(gains).to(wide(self.dtype))  # [L, D]
+
+    def stacks(self, num_tokens: int) -> bool:
+        """Whether the stacked path is there, and the better one for so many tokens."""
+        if self._stacked is None or torch.is_grad_enabled():
+            return False  # the copy carries no gradients
+        return num_tokens * self._stacked.shape[0] * self.dtype.itemsize <= _STACKED_BYTES
+
+    def stacked(self, features: Tensor) -> Tensor:
+        """All layers' keys and values before norms and rotation (needs `stack`).
+
+        Args:
+            features: [T, F] tapped residual streams.
+
+        Returns:
+            [T, L * 2 * Hkv * D]: of each layer keys, then values; for `ops.context`, with `gains` [L, D].
+        """
+        assert self._stacked is not None, "`stack` was not called"
+        return ops.linear(self.fused(features), self._stacked, self._stacked_bias())
 
     # ------------------------------------------------------------------------------ context paths
 
     def _each_layer(self) -> list[DFlashLayer]:
         return [layer for layer in self.layers if isinstance(layer, DFlashLayer)]
-
-    def _stacks(self, num_tokens: int) -> bool:
-        """Whether the stacked path is there, and the better one."""
-        if self._stacked is None or torch.is_grad_enabled():
-            return False  # the copy carries no gradients
-        return num_tokens * self._stacked.shape[0] * self.dtype.itemsize <= _STACKED_BYTES
 
     def _by_token(self, features: Tensor, positions: Tensor) -> list[KeysValues]:
         """The definition."""
@@ -290,17 +303,11 @@ class DFlashNet(nn.Module):
         assert attention.k_norm is not None, "DFlash norms its keys"
         return self._rotated(attention.k_norm(k), positions), v
 
-    def _stacked_context(self, c: Tensor, positions: Tensor) -> list[KeysValues]:
-        assert self._stacked is not None, "`stack` was not called"
-        heads, dim = self.config.num_kv_heads, self.config.head_dim
-        layers, tokens = len(self.layers), c.shape[0]
-        both = ops.linear(c, self._stacked, self._stacked_bias())
-        both = both.view(tokens, layers, 2, heads, dim)
-        k = both[:, :, 0].to(wide(both.dtype))  # [T, L, Hkv, D]
-        k = k * torch.rsqrt(k.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
-        k = (k * self._gains).to(both.dtype)
-        k = self._rotated(k.view(tokens, layers * heads, dim), positions).view(k.shape)
-        return list(zip(k.unbind(1), both[:, :, 1].unbind(1), strict=True))
+    def _stacked_context(self, features: Tensor, positions: Tensor) -> list[KeysValues]:
+        product, angles = self.stacked(features), self.rope.cos_sin
+        heads, eps = self.config.num_kv_heads, self.config.rms_norm_eps
+        k, v = keys_values(product, positions, angles, heads, self.gains, eps)
+        return list(zip(k.unbind(1), v.unbind(1), strict=True))
 
     def _stacked_bias(self) -> Tensor | None:
         """All layers' key and value biases one after the other."""

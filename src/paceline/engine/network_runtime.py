@@ -18,6 +18,7 @@ from paceline import ops
 from paceline.attention.base import PagedAttend
 from paceline.core.batch import ForwardBatch, ForwardMode, ForwardOutput
 from paceline.engine.fused import FusedPass, fuse
+from paceline.ops.context import context_write
 
 if TYPE_CHECKING:
     from paceline.attention.base import AttentionBackend
@@ -157,3 +158,17 @@ class NetworkRuntime:
         """See `DraftRuntime`."""
         assert self._pool is not None, "a network without a cache writes nothing"
         self._pool.write(layer, slots, k, v)
+
+    def write_context(
+        self,
+        product: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        cos_sin: Tensor,
+        gains: Tensor,
+        eps: float,
+    ) -> None:
+        """See `DraftRuntime`."""
+        assert self._pool is not None, "a network without a cache writes nothing"
+        caches = self._pool.k, self._pool.v
+        context_write(product, positions, cos_sin, slots, *caches, gains, eps)

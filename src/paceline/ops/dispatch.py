@@ -81,6 +81,10 @@ OPS: dict[str, tuple[Line, ...]] = {
         for op in ("rms_norm", "add_rms_norm", "rope", "silu_mul", "kv_write")
     },
     "rope_write": (_triton("fused:rope_write"), _reference("fused:rope_write")),
+    "context_write": (
+        _triton("context:context_write"),
+        Line(name="torch", target="paceline.ops.context:stacked"),
+    ),
     "peaks": (_native("peaks:peaks", "peaks:refusal"), _reference("peaks:peaks")),
     "largest": (
         _triton("largest:largest"),

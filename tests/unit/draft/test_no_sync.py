@@ -92,6 +92,21 @@ class Runtime:
         assert slots.shape == k.shape[:1] == v.shape[:1]
         self.written.append(layer)
 
+    def write_context(
+        self,
+        product: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        cos_sin: Tensor,
+        gains: Tensor,
+        eps: float,
+    ) -> None:
+        layers, dim = gains.shape
+        assert slots.shape == positions.shape == product.shape[:1]
+        assert product.shape[1] % (layers * 2 * dim) == 0
+        assert cos_sin.shape[1] == dim
+        self.written.extend(range(layers))
+
 
 def valueless(config: DFlashConfig, dtype: torch.dtype) -> tuple[DFlashBlock, Runtime]:
     """A drafter without values."""

@@ -14,7 +14,7 @@ from paceline.ops.reference import fused as reference
 from paceline.ops.triton.refusal import refusal
 from tests.interpreter import linux, passes
 
-OPS = ("rms_norm", "add_rms_norm", "rope", "rope_write", "silu_mul", "kv_write")
+OPS = ("rms_norm", "add_rms_norm", "rope", "rope_write", "silu_mul", "kv_write", "context_write")
 
 
 @pytest.mark.slow
@@ -22,6 +22,13 @@ OPS = ("rms_norm", "add_rms_norm", "rope", "rope_write", "silu_mul", "kv_write")
 def test_fused_kernels_in_the_interpreter() -> None:
     """The kernels compute what `ops/reference` defines, as far as a CPU can tell."""
     passes("triton_fused")
+
+
+@pytest.mark.slow
+@linux
+def test_the_context_kernel_in_the_interpreter() -> None:
+    """It computes what `ops/reference/context.py` defines."""
+    passes("triton_context")
 
 
 def chosen(op: str, device_type: str, dtype: torch.dtype) -> str:
