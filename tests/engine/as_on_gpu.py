@@ -26,6 +26,7 @@ class Called:
     """A step that is simply taken again."""
 
     step: Step
+    nbytes: int = 0
 
     def replay(self) -> StepTensors:
         """See `Recorded`."""

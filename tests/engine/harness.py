@@ -24,7 +24,13 @@ def engine(
     """
     cache = {"page_size": 4, "max_rows": 4, "max_len": 160}
     draft: dict[str, object] = {"adaptive": False, "num_speculative_tokens": 8}
-    top: dict[str, object] = {"dtype": "float64", "device": "cpu", "seed": 0, "threads": 1}
+    top: dict[str, object] = {
+        "dtype": "float64",
+        "device": "cpu",
+        "seed": 0,
+        "threads": 1,
+        "graphs": "on-demand",
+    }
     for key, value in options.items():
         for part, kind in ((cache, CacheConfig), (draft, DraftConfig), (top, EngineConfig)):
             if key in kind.__dataclass_fields__:

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from paceline.core.request import FinishReason, SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.graphs import GraphCache, Recorded, Step, Trees
+from paceline.engine.graph_keys import Trees
+from paceline.engine.graphs import GraphCache, Recorded, Step
 from paceline.engine.launch import Pending
 from paceline.engine.plan import StepPlan
 from tests import network_cases, tiny, tiny_drafters

@@ -70,6 +70,7 @@ class LLM:
     Args:
         model: folder, GGUF file, hub id, or "default".
         config: start from this config instead of the defaults.
+        progress: told what `Engine.build` tells: graphs captured, and of how many (GPU).
         **options: flat names of config fields: max_len, max_rows, memory_gb, dtype, weights, ...;
             `spec` is the drafter ("none", "ngram", "suffix", "suffix:path"), `spec_nodes` its most
             draft nodes per step, `speculative_config` a mapping with vLLM's keys.
@@ -81,7 +82,12 @@ class LLM:
     """
 
     def __init__(
-        self, model: str = "default", *, config: EngineConfig | None = None, **options: object
+        self,
+        model: str = "default",
+        *,
+        config: EngineConfig | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        **options: object,
     ) -> None:
         if config is None or model != "default":
             options["model"] = model
@@ -94,7 +100,7 @@ class LLM:
         def probes() -> Probes:
             return probes_of(Tokenizer.from_files(find(resolved.model).path))
 
-        engine = Engine.build(resolved, probes=probes)
+        engine = Engine.build(resolved, probes=probes, progress=progress)
         try:
             tokenizer = Tokenizer.from_files(find(resolved.model).path)
         except BaseException:

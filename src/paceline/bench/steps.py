@@ -118,7 +118,7 @@ class Bench:
         free_cached(self.device)
         longest = max(settings.steps, settings.stage_steps) + settings.warmup
         config = config_of(self.config, spec, cases, longest, self.loaded.config.max_position)
-        config = replace(config, graphs=graphs and config.graphs)
+        config = replace(config, graphs=config.graphs if graphs else "off")
         make = _maker(spec, self._seed)
         parts = build_parts(config, self.loaded, used_memory(self.device), make)
         parts.alarm.active = False  # that random weights draft in vain is no news

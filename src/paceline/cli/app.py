@@ -41,8 +41,8 @@ MISUSED = 2
 INTERRUPTED = 130
 READER_GONE = 141  # 128 + SIGPIPE, as for a program that the signal ends
 
-# Its INFO is shown with warnings: it says what a start waits for.
-_TELLING = "paceline.engine.fitness"
+# Their INFO is shown with warnings: it says what a start waits for.
+_TELLING = ("paceline.engine.fitness", "paceline.engine.beforehand")
 
 # Commands that take a prompt, which is one argument.
 _OF_A_PROMPT = frozenset({"generate", "chat", "demo"})
@@ -179,14 +179,16 @@ def _logging_to_stderr() -> Iterator[None]:
     level = environment.log_level()
     handler = logging.StreamHandler()
     handler.setFormatter(_Formatter(tracebacks=level <= logging.DEBUG))
-    root, patience = logging.getLogger("paceline"), logging.getLogger(_TELLING)
-    before = root.level, patience.level
+    root = logging.getLogger("paceline")
+    loggers = [root, *map(logging.getLogger, _TELLING)]
+    before = [logger.level for logger in loggers]
     root.addHandler(handler)
-    root.setLevel(level)
-    patience.setLevel(logging.INFO if level == logging.WARNING else level)
+    for logger in loggers:
+        told = logger is not root and level == logging.WARNING
+        logger.setLevel(logging.INFO if told else level)
     try:
         yield
     finally:
         root.removeHandler(handler)
-        root.setLevel(before[0])
-        patience.setLevel(before[1])
+        for logger, was in zip(loggers, before, strict=True):
+            logger.setLevel(was)

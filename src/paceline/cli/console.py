@@ -87,6 +87,28 @@ def progress(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+@contextlib.contextmanager
+def waiting(what: str, then: str) -> Iterator[Callable[[int, int], None]]:
+    """A sign on stderr that something is waited for, until a call of what it yields makes a bar of it.
+
+    Args:
+        what: is waited for at first.
+        then: what (done, total) counts.
+    """
+    with contextlib.ExitStack() as shown:
+        shown.enter_context(notes().status(what))
+        bar: Callable[[int, int], None] | None = None
+
+        def advance(done: int, total: int) -> None:
+            nonlocal bar
+            if bar is None:
+                shown.pop_all().close()  # a terminal shows one at a time
+                bar = shown.enter_context(progress(then))
+            bar(done, total)
+
+        yield advance
+
+
 def read_prompt(prompt: str | None) -> str:
     """The prompt given, or what stands on stdin: for "-", or for none if stdin is no terminal.
 

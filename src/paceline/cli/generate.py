@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from paceline.cli.console import notes, read_prompt, say
+from paceline.cli.console import notes, read_prompt, say, waiting
 from paceline.cli.flags import with_flags
 from paceline.core.config import EngineConfig
 from paceline.core.errors import PacelineError
@@ -51,8 +51,10 @@ def loaded(config: EngineConfig) -> Iterator[LLM]:
     """An LLM for the time of the context; while it loads, a terminal shows that."""
     from paceline.api.llm import LLM
 
-    with notes().status(f"loading {config.model} (the first start takes longer)"):
-        llm = LLM(config=config)
+    with waiting(
+        f"loading {config.model} (the first start takes longer)", "capturing CUDA graphs"
+    ) as bar:
+        llm = LLM(config=config, progress=bar)
     with llm:
         yield llm
 

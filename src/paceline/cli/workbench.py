@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 from cyclopts import Parameter
 
 from paceline.bench.run import Task
+from paceline.cli.console import waiting
 from paceline.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ class Workbench:
         """An engine for the time of the context; `probes` as for `Engine.build`."""
         from paceline.engine.engine import Engine
 
-        engine = Engine.build(config, loaded=self._loaded, probes=probes)
+        with waiting("loading", "capturing CUDA graphs") as bar:
+            engine = Engine.build(config, loaded=self._loaded, probes=probes, progress=bar)
         self._loaded = engine.loaded
         try:
             yield engine

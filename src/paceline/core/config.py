@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 WeightMode = Literal["auto", "4bit", "8bit", "bf16"]
+Graphs = Literal["beforehand", "on-demand", "off"]
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
 
 
@@ -160,8 +161,12 @@ class EngineConfig:
         default=None,
         metadata=_doc("a row's bits do not depend on its company; default: on on a CPU"),
     )
-    graphs: bool = field(
-        default=True, metadata=_doc("on a GPU: launch steps as captured CUDA graphs")
+    graphs: Graphs = field(
+        default="beforehand",
+        metadata=_doc(
+            "on a GPU: steps are launched as CUDA graphs; the usual ones are captured when the engine "
+            "starts (beforehand), or each when a step first asks for it (on-demand); off: no graphs"
+        ),
     )
     threads: int | None = field(default=None, metadata=_doc("CPU threads; default: the cores"))
     seed: int | None = field(

@@ -155,6 +155,26 @@ def free_cached(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
+def forget_peak(device: torch.device) -> None:
+    """Let `peak_memory` begin anew on a GPU; what the system counts goes on."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error, or one that led to it, says that a GPU's memory is used up.
+
+    PyTorch's allocator has a class of its own for that; the driver, which keeps captured graphs, says it
+    in words.
+    """
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, torch.OutOfMemoryError) or "out of memory" in str(found).lower():
+            return True
+        found = found.__cause__ or found.__context__
+    return False
+
+
 def _meminfo(key: str) -> int:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -18,6 +18,7 @@ from paceline.core.device import (
     choose_dtype,
     free_memory,
     usable_cores,
+    used_memory,
 )
 from paceline.core.errors import ConfigError
 from paceline.draft import (
@@ -82,6 +83,7 @@ class Parts:
     max_len: int
     notes: tuple[str, ...]
     walk: Walk = verify
+    graph_bytes: int | None = None  # set aside for graphs; None: nobody measured
 
 
 def resolve(config: EngineConfig) -> EngineConfig:
@@ -205,6 +207,7 @@ def build_parts(
     loaded: LoadedModel,
     used: int,
     make_network: NetworkMaker = build_network,
+    graph_bytes: int | None = None,
 ) -> Parts:
     """Connect everything. See `Engine.build` for what it raises.
 
@@ -213,6 +216,7 @@ def build_parts(
         loaded: the target.
         used: bytes that weights and work space take on the device.
         make_network: as for `build_proposer`.
+        graph_bytes: to be set aside for graphs; None: nobody measured.
     """
     device = torch.device(resolved.device)
     dtype = TORCH_DTYPES[resolved.dtype]
@@ -246,7 +250,9 @@ def build_parts(
             for layout, layers in layouts
         ),
         used=used + head_bytes,
+        held=used_memory(device),
         free=free_memory(device),
+        graphs=graph_bytes or 0,
         device_type=device.type,
         tail=tail,
     )
@@ -306,4 +312,5 @@ def build_parts(
         alarm=Alarm(spec, resolved.draft),
         max_len=size.max_len,
         notes=notes,
+        graph_bytes=graph_bytes,
     )

@@ -9,6 +9,7 @@ at once (lag 0). Otherwise they are read one step later, so that a GPU never wai
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import deque
 from contextlib import nullcontext
@@ -17,10 +18,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.core.device import free_cached, peak_memory, slower_dtype, used_memory
+from paceline.core.device import (
+    forget_peak,
+    free_cached,
+    peak_memory,
+    slower_dtype,
+    used_memory,
+)
 from paceline.core.errors import EngineStoppedError, RequestError
 from paceline.core.request import FinishReason, Request, SamplingParams, StepOutput
 from paceline.core.stages import silent
+from paceline.engine.beforehand import capture_usual, trial, unheard
 from paceline.engine.build import build_parts, load_target, resolve
 from paceline.engine.choice import choose_drafter
 from paceline.engine.counters import Counters
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
 
     from paceline.core.config import EngineConfig, ModelConfig
     from paceline.core.stages import Stages
+    from paceline.engine.beforehand import Progress
     from paceline.engine.build import Parts
     from paceline.engine.fitness import Probes
     from paceline.models import LoadedModel
@@ -78,6 +87,7 @@ class Engine:
         loaded: LoadedModel | None = None,
         stages: Stages = silent,
         probes: Callable[[], Probes] | None = None,
+        progress: Progress | None = None,
     ) -> Engine:
         """Load the model, size the memory and return a ready engine.
 
@@ -88,6 +98,7 @@ class Engine:
             stages: who measures the parts of a step.
             probes: what to test a drafter network on that was not yet tested with this model (see
                 `fitness`); None: it is served untested.
+            progress: told how many graphs are captured, and of how many (GPU).
 
         Raises:
             ConfigError: a value that cannot be served, a budget that does not hold one sequence, a
@@ -101,21 +112,47 @@ class Engine:
         loaded = loaded or load_target(resolved)
         draft, chosen = choose_drafter(resolved.draft, loaded.files)
         resolved = replace(resolved, draft=draft)
-        used = used_memory(device)
+        used, graph_bytes = used_memory(device), None
         if resolved.cache.memory_gb is not None or device.type == "cuda":
-            cls(build_parts(warm_config(resolved, loaded.config), loaded, 0))._warm_up()  # noqa: SLF001 (an engine of this class)
-            used = max(used, peak_memory(device))
+            used, graph_bytes = cls._measured(warm_config(resolved, loaded.config), loaded)
         if probes is not None:  # after the measurement: what it takes is free again by then
             model = loaded
             chosen += vet(
                 resolved, model, probes, lambda plain: cls(build_parts(plain, model, used))
             )
             free_cached(device)
-        parts = build_parts(resolved, loaded, used)
+        parts = build_parts(resolved, loaded, used, graph_bytes=graph_bytes)
         slower = slower_dtype(device, native.refusal(torch.bfloat16))
         says = slower is not None and config.dtype == "auto"
         said = (*chosen, *([f"dtype: {slower}"] if says else []), *parts.notes)
-        return cls(replace(parts, notes=said), stages=stages)
+        engine = cls(replace(parts, notes=said), stages=stages)
+        graphs = engine._launcher.graphs
+        if graphs is not None and resolved.graphs == "beforehand":
+            engine.notes += (capture_usual(graphs, progress=progress or unheard),)
+        return engine
+
+    @classmethod
+    def _measured(cls, warm: EngineConfig, loaded: LoadedModel) -> tuple[int, int | None]:
+        """Bytes that weights and work space take, and those to set aside for graphs (None: no graphs).
+
+        Args:
+            warm: from `warm_config`.
+            loaded: the target.
+        """
+        device, graph_bytes = torch.device(warm.device), None
+        free_cached(device)
+        forget_peak(device)
+        held = used_memory(device)
+        engine = cls(build_parts(warm, loaded, 0))
+        engine._warm_up()
+        if engine._launcher.graphs is not None:
+            graph_bytes = trial(engine._launcher.graphs)
+        used = max(held, peak_memory(device))
+        if device.type == "cuda":
+            del engine
+            gc.collect()  # an engine holds cycles; its pool and its graphs are to be free again
+            free_cached(device)
+        return used, graph_bytes
 
     def _warm_up(self) -> None:
         """One EXTEND of a full chunk and one BLOCK of all rows, through the normal path."""
@@ -224,6 +261,8 @@ class Engine:
         return {
             **self.counters.as_dict(),
             "num_graphs": 0.0 if graphs is None else float(graphs.num_captured),
+            "graph_seconds": 0.0 if graphs is None else graphs.seconds,
+            "graph_bytes": 0.0 if graphs is None else float(graphs.nbytes),
             "num_steps_without_graph": 0.0 if graphs is None else float(graphs.num_eager),
             "num_preemptions": float(self._scheduler.num_preemptions),
             "num_waiting": float(self.num_waiting),

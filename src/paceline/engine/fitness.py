@@ -116,7 +116,7 @@ def plain_config(config: EngineConfig, model_max_len: int, probes: Probes) -> En
         chunk_size=config.cache.chunk_size,
     )
     alone = DraftConfig(method="none", num_speculative_tokens=0)
-    return replace(config, cache=cache, draft=alone, graphs=False)
+    return replace(config, cache=cache, draft=alone, graphs="off")
 
 
 def vet(

@@ -3,13 +3,10 @@
 Propose, select, verify, walk, move, commit and observe have fixed shapes and read nothing back, so on a
 GPU a whole step, drafter included, is one graph launch. What changes from step to step lies at places
 that never move: row ids, draft caps, the trees of host drafters; all else is the rows' own state. A key
-says what has to be another graph: where the trees come from, how many rows (padded by the spare row,
-which is never live), how many tokens are verified, how many pages a row may have, which sampling options
-are computed.
-
-    trees   root    plain decoding; a drafter network observes all the same
-            grown   made by the step itself (a drafter network, alone or merged)
-            given   made by the host (n-gram, suffix)
+(`graph_keys.py`) says what has to be another graph: where the trees come from, how many rows (padded by the
+spare row, which is never live), how many tokens are verified, how many pages a row may have, which sampling
+options are computed. The usual ones are captured when an engine is built (`beforehand.py`), the others when
+the first step asks for them.
 
 Who records and replays is a `Recorder`: CUDA graphs here, a plain call in tests, so that padding and
 places are tested where there is no GPU.
@@ -17,7 +14,6 @@ places are tested where there is no GPU.
 
 from __future__ import annotations
 
-import enum
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -27,11 +23,12 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from paceline.core.device import free_cached, free_memory, lacks_memory
 from paceline.core.stages import silent
 from paceline.core.tree import root
+from paceline.engine.graph_keys import GraphKey, Ladder, Trees
 from paceline.engine.step import StepTensors, Walk, block_step
 from paceline.engine.tree_places import TreePlaces
-from paceline.ops.triton.sizes import power_of_two
 
 if TYPE_CHECKING:
     from paceline.core.tree import DraftTree, Proposal
@@ -41,33 +38,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LEAST_PAGES = 64
+_GB = 1e9
 _WARM_UPS = 2
+REMEDY = (
+    "Give the KV pool less (memory_gb), allow fewer rows (max_rows) or draft nodes (spec_nodes), or leave "
+    "graphs out (graphs off)"
+)
 Step = Callable[[], StepTensors]
-
-
-class Trees(enum.Enum):
-    """Where a step's trees come from."""
-
-    ROOT = "root"
-    GROWN = "grown"
-    GIVEN = "given"
-
-
-@dataclass(frozen=True, slots=True)
-class GraphKey:
-    """What a captured step was made for."""
-
-    trees: Trees
-    rows: int  # padded
-    tokens: int  # verified, roots included
-    pages: int  # padded
-    options: int  # word of the sampling options in play
-    num_logprobs: int
 
 
 class Recorded(Protocol):
     """A step that can be launched again."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the device that recording took for good."""
+        ...
 
     def replay(self) -> StepTensors:
         """Launch it; the results are overwritten by the next launch, copy them on the same stream."""
@@ -83,20 +69,22 @@ class Recorder(Protocol):
 
 
 class GraphCache:
-    """Records steps on first use and replays them afterwards.
+    """Records steps, beforehand or on first use, and replays them afterwards.
 
     Args:
         rows: the row table.
         target: the target network.
         proposer: the drafter.
-        num_rows: most rows of a step.
+        ladder: what steps are padded to.
+        kinds: where this engine's trees can come from.
         recorder: who records.
         walk: how far the target's tokens go along the trees.
+        set_aside: bytes that the KV pool left for graphs; None: nobody measured.
 
     Attributes:
         num_eager: block steps that had no graph.
-        num_captured: graphs so far.
-        capture_seconds: what making them took.
+        seconds: what making the graphs took.
+        nbytes: what they hold.
     """
 
     def __init__(
@@ -105,31 +93,39 @@ class GraphCache:
         target: ModelRunner,
         proposer: Proposer,
         *,
-        num_rows: int,
+        ladder: Ladder,
+        kinds: Sequence[Trees],
         recorder: Recorder,
         walk: Walk,
+        set_aside: int | None,
     ) -> None:
+        self.ladder = ladder
+        self.kinds = kinds
+        self.set_aside = set_aside
         self._rows = rows
         self._walk = walk
         self._target = target
         self._grower = proposer.grower
         self._observe = proposer.observe if proposer.observes else None
-        self._max_nodes = proposer.spec.max_nodes
-        self._grown_nodes = proposer.spec.mean_nodes or self._max_nodes  # of a row, on average
-        self._ladder = ladder(num_rows)
-        self._spare = num_rows
+        self._spare = ladder.num_rows
         self._recorder = recorder
-        self._given = TreePlaces(num_rows, self._max_nodes, rows.device)
+        self._given = TreePlaces(ladder.num_rows, ladder.max_nodes, rows.device)
         self._inputs: dict[int, _Inputs] = {}  # by padded rows
         self._graphs: dict[GraphKey, Recorded] = {}
         self._too_large: set[GraphKey] = set()
         self.num_eager = 0
-        self.capture_seconds = 0.0
+        self.seconds = 0.0
+        self.nbytes = 0
 
     @property
     def num_captured(self) -> int:
         """Graphs so far."""
         return len(self._graphs)
+
+    @property
+    def room(self) -> int | None:
+        """Bytes of what was set aside that no graph has taken; None: nobody measured."""
+        return None if self.set_aside is None else self.set_aside - self.nbytes
 
     def launch(
         self,
@@ -151,75 +147,91 @@ class GraphCache:
             roots: GIVEN: the rows' next tokens.
             proposals: GIVEN: one for each row.
         """
-        padded = next(n for n in self._ladder if n >= len(host_rows))
-        widest = self._rows.pages.tensor.shape[1]
-        drafted = sum(len(p.tokens) for p in proposals)
-        key = GraphKey(
-            trees=trees,
-            rows=padded,
-            tokens=self._tokens(trees, padded, drafted),
-            pages=min(max(_LEAST_PAGES, power_of_two(num_pages)), widest),
-            options=self._rows.options.in_play(host_rows),
-            num_logprobs=self._rows.options.num_logprobs(host_rows),
+        options = self._rows.options
+        key = self.ladder.key(
+            trees,
+            rows=len(host_rows),
+            drafted=sum(len(p.tokens) for p in proposals),
+            pages=num_pages,
+            options=options.in_play(host_rows),
+            num_logprobs=options.num_logprobs(host_rows),
         )
-        if key.rows not in self._inputs:
-            self._inputs[key.rows] = _Inputs(key.rows, self._spare, self._rows.device)
-        inputs = self._inputs[key.rows]
-        recorded = self._graphs.get(key) or self._record(key, inputs, host_rows)
+        recorded = self._graphs.get(key) or self._on_demand(key)
         if recorded is None:
             self.num_eager += 1
             return None
         if trees is Trees.GIVEN:
             self._given.write(roots, proposals)
             caps = [len(p.tokens) for p in proposals]
-        inputs.write(host_rows, caps)
+        self._inputs[key.rows].write(host_rows, caps)
         return recorded.replay().first(len(host_rows))
 
-    def _tokens(self, trees: Trees, rows: int, drafted: int) -> int:
-        """Tokens of a padded step: all that may be grown, or the next rung above what was given."""
-        if trees is Trees.ROOT:
-            return rows
-        if trees is Trees.GROWN:
-            return rows * self._grown_nodes
-        return min(rows * power_of_two(-(-(rows + drafted) // rows)), rows * self._max_nodes)
+    def make(self, key: GraphKey) -> Recorded:
+        """Record a step over spare rows, if that was not done: nothing of anybody's state changes.
 
-    def _record(self, key: GraphKey, inputs: _Inputs, host_rows: list[int]) -> Recorded | None:
-        """Record a step over spare rows: nothing of anybody's state changes. None: no memory for it."""
-        if key in self._too_large:
-            return None
+        Raises:
+            RuntimeError: what `lacks_memory` knows: the device has no memory for it.
+        """
+        if key in self._graphs:
+            return self._graphs[key]
         started = time.perf_counter()
+        if key.rows not in self._inputs:
+            self._inputs[key.rows] = _Inputs(key.rows, self._spare, self._rows.device)
+        inputs = self._inputs[key.rows]
         inputs.write([], [])
 
         def step() -> StepTensors:
             self._rows.num_pages = key.pages
-            return block_step(
-                self._tree(key.trees, inputs.row_ids),
-                inputs.row_ids,
-                inputs.caps,
-                key.tokens,
-                key.pages,
-                host_rows,
-                self._rows,
-                self._target,
-                silent,
-                self._observe,
-                self._walk,
-            ).joined()
+            with self._rows.options.in_play_as(key.options, key.num_logprobs) as host_rows:
+                return block_step(
+                    self._tree(key.trees, inputs.row_ids),
+                    inputs.row_ids,
+                    inputs.caps,
+                    key.tokens,
+                    key.pages,
+                    host_rows,
+                    self._rows,
+                    self._target,
+                    silent,
+                    self._observe,
+                    self._walk,
+                ).joined()
 
+        recorded = self._recorder.record(step)
+        self._graphs[key] = recorded
+        self.nbytes += recorded.nbytes
+        self.seconds += time.perf_counter() - started
+        return recorded
+
+    def _on_demand(self, key: GraphKey) -> Recorded | None:
+        """Record what the coming step asks for. None: there is no memory for it, which is said once."""
+        if key in self._too_large:
+            return None
+        before, room = self.seconds, self.room
         try:
-            recorded = self._graphs[key] = self._recorder.record(step)
-        except torch.OutOfMemoryError:
+            recorded = self.make(key)
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
             self._too_large.add(key)
             log.warning(
                 "no memory is left to capture %s (%d graphs hold some already), so steps like it run "
-                "without a graph, slower; outputs are the same. Give the KV pool less (memory_gb), "
-                "allow fewer rows (max_rows) or draft nodes, or leave graphs out (graphs off)",
+                "without a graph, slower; outputs are the same. %s",
                 key,
                 len(self._graphs),
+                REMEDY,
             )
             return None
-        self.capture_seconds += time.perf_counter() - started
-        log.info("captured %s after %.1f s", key, time.perf_counter() - started)
+        log.info("captured %s on demand in %.1f s", key, self.seconds - before)
+        if self.set_aside is not None and room is not None and 0 <= room < recorded.nbytes:
+            log.warning(
+                "%d graphs hold %.2f GB, more than the %.2f GB that were set aside for them when the KV "
+                "pool was sized; they go on taking what is free. %s",
+                len(self._graphs),
+                self.nbytes / _GB,
+                self.set_aside / _GB,
+                REMEDY,
+            )
         return recorded
 
     def _tree(self, trees: Trees, row_ids: Tensor) -> DraftTree:
@@ -259,6 +271,7 @@ class _CudaGraph:
 
     graph: torch.cuda.CUDAGraph
     tensors: StepTensors
+    nbytes: int
 
     def replay(self) -> StepTensors:
         """See `Recorded`."""
@@ -267,30 +280,39 @@ class _CudaGraph:
 
 
 class CudaRecorder:
-    """Captures CUDA graphs, all in one pool of memory."""
+    """Captures CUDA graphs, all in one pool of memory: no two of them ever run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._memory = torch.cuda.graph_pool_handle()
+        self._num_made = 0
 
     def record(self, step: Step) -> Recorded:
         """See `Recorder`."""
+        current = torch.cuda.current_stream(self._device)
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(self._device))
+        side.wait_stream(current)
         with torch.cuda.stream(side):
             for _ in range(_WARM_UPS):
                 step()
-        torch.cuda.current_stream(self._device).wait_stream(side)
+        current.wait_stream(side)
+        # A capture begins by giving back what PyTorch keeps; done before, it does not hide what is taken.
+        current.synchronize()
+        free_cached(self._device)
+        before = free_memory(self._device)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            tensors = step()
-        return _CudaGraph(graph=graph, tensors=tensors)
-
-
-def ladder(num_rows: int) -> list[int]:
-    """Padded row counts: powers of two, and the capacity itself."""
-    sizes = [1]
-    while sizes[-1] < num_rows:
-        sizes.append(min(2 * sizes[-1], num_rows))
-    return sizes
+        try:
+            # The outer context restores the stream where the end of a capture fails.
+            # Other threads may use the device meanwhile.
+            with (
+                torch.cuda.stream(current),
+                torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"),
+            ):
+                tensors = step()
+        except RuntimeError:
+            if not self._num_made:  # a pool that only failures had is gone with them
+                self._memory = torch.cuda.graph_pool_handle()
+            raise
+        self._num_made += 1
+        taken = max(0, before - free_memory(self._device))
+        return _CudaGraph(graph=graph, tensors=tensors, nbytes=taken)

@@ -15,7 +15,8 @@ import torch
 from paceline.core.batch import ForwardMode
 from paceline.core.tree import EMPTY, from_proposals, root
 from paceline.engine.control import Control, Drafted
-from paceline.engine.graphs import CudaRecorder, GraphCache, Trees
+from paceline.engine.graph_keys import Ladder, Trees
+from paceline.engine.graphs import CudaRecorder, GraphCache
 from paceline.engine.plan import StepPlan
 from paceline.engine.sequence import Phase
 from paceline.engine.step import StepTensors, block_step, extend_step
@@ -52,7 +53,7 @@ class Launcher:
         self._walk = parts.walk
         self._stages = stages
         self.graphs: GraphCache | None = None
-        if parts.device.type == "cuda" and parts.config.graphs:
+        if parts.device.type == "cuda" and parts.config.graphs != "off":
             self.graphs = graphs_of(parts, CudaRecorder(parts.device))
 
     def launch(self, plan: StepPlan) -> Pending:
@@ -180,11 +181,24 @@ class Launcher:
 
 def graphs_of(parts: Parts, recorder: Recorder) -> GraphCache:
     """Graphs of an engine's block steps."""
+    rows, proposer = parts.rows, parts.proposer
+    spec = proposer.spec
+    kinds = [Trees.ROOT]
+    if parts.config.draft.num_speculative_tokens and spec.max_nodes > 1:
+        kinds.append(Trees.GIVEN if proposer.grower is None else Trees.GROWN)
     return GraphCache(
-        parts.rows,
+        rows,
         parts.target,
-        parts.proposer,
-        num_rows=parts.config.cache.max_rows,
+        proposer,
+        ladder=Ladder(
+            num_rows=parts.config.cache.max_rows,
+            max_nodes=spec.max_nodes,
+            grown_nodes=spec.mean_nodes or spec.max_nodes,
+            max_pages=rows.pages.tensor.shape[1],
+            page_size=rows.page_size,
+        ),
+        kinds=kinds,
         recorder=recorder,
         walk=parts.walk,
+        set_aside=parts.graph_bytes,
     )

@@ -2,7 +2,9 @@
 
 Where a budget is stated, and on every GPU, it is measured first: with the weights loaded, one EXTEND
 and one BLOCK step of full size run through the normal path over a small pool (`warm_config`), and the
-most memory that the process held by then is what everything but the pool takes.
+most memory that the process held by then is what everything but the pool takes. On a GPU the drafter is
+there too, and the graphs of the largest steps are captured over that pool (`beforehand.py`), to set aside
+what all graphs will take: captured later, they would not move the pool.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from paceline.core.errors import MemoryBudgetError
 
 _GB = 1e9
 _WARM_TAIL = 16
+_BLOCK = 256  # more than the block of any drafter
 _DEFAULT_SHARE = {"cpu": 0.5, "cuda": 0.9}  # of the free memory, when no budget is stated
 
 
@@ -32,7 +35,9 @@ def size_pool(
     model_max_len: int,
     bytes_per_page: int,
     used: int,
+    held: int,
     free: int,
+    graphs: int,
     device_type: str,
     tail: int,
 ) -> PoolSize:
@@ -42,8 +47,10 @@ def size_pool(
         config: what the user stated.
         model_max_len: the model's own context window, tokens.
         bytes_per_page: keys and values of one page, all layers of target and drafter.
-        used: bytes held now by weights and work space.
+        used: bytes of weights and work space, as they were measured.
+        held: bytes that the process holds now; on a GPU the rest of `used` is yet to be taken.
         free: bytes that can still be allocated.
+        graphs: bytes to be set aside for captured graphs.
         device_type: "cpu" or "cuda".
         tail: places a step may write beyond the known tokens (draft nodes and root).
 
@@ -51,12 +58,15 @@ def size_pool(
         MemoryBudgetError: one sequence of the stated window does not fit; with the numbers.
     """
     if config.memory_gb is not None:
-        room = int(config.memory_gb * _GB) - used
+        room = int(config.memory_gb * _GB) - used - graphs
         source = f"memory budget {config.memory_gb:g} GB - {used / _GB:.2f} GB in use"
     else:
-        room = int(free * _DEFAULT_SHARE[device_type])
+        work = max(used - held, 0) if device_type == "cuda" else 0
+        room = int(free * _DEFAULT_SHARE[device_type]) - work - graphs
         share = round(_DEFAULT_SHARE[device_type] * 100)
         source = f"{share} % of {free / _GB:.2f} GB free {device_type} memory"
+        source += f" - {work / _GB:.2f} GB of work space" if work else ""
+    source += f" - {graphs / _GB:.2f} GB for CUDA graphs" if graphs else ""
     if config.max_len is not None and config.max_len > model_max_len:
         msg = (
             f"context window of {config.max_len} tokens was asked for, but the model's positions "
@@ -78,6 +88,7 @@ def size_pool(
                 f"({source}, {bytes_per_page / 1e6:.2f} MB a page); "
                 + (f"use max_len <= {fits}, or " if fits > 0 else "")
                 + "give more memory_gb (or num_pages)"
+                + (", or leave graphs out (graphs off)" if graphs else "")
             )
             raise MemoryBudgetError(msg)
         max_len, need = fits, affordable
@@ -91,15 +102,23 @@ def size_pool(
 
 
 def warm_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
-    """The same engine with the least pool in which a step of full size runs, to measure it."""
-    cache = config.cache
+    """The same engine with the least pool in which a step of full size runs, to measure it.
+
+    On a GPU with its drafter, whose weights and passes take part of the budget, and with its graphs.
+    """
+    cache, draft = config.cache, config.draft
     max_len = min(cache.chunk_size + cache.max_rows + 8, cache.max_len or model.max_position)
-    pages = pages_for(max_len, _WARM_TAIL, cache.page_size) + 4 * cache.max_rows
+    tail = _WARM_TAIL
+    if config.device == "cpu":
+        draft = DraftConfig(method="none", num_speculative_tokens=0)
+    else:
+        tail += draft.num_speculative_tokens + draft.eagle_topk * draft.eagle_num_steps + _BLOCK
+    pages = pages_for(max_len, tail, cache.page_size) + 4 * cache.max_rows
     return replace(
         config,
         cache=replace(cache, max_len=max_len, num_pages=pages, memory_gb=None, prefix_cache=False),
-        draft=DraftConfig(method="none", num_speculative_tokens=0),
-        graphs=False,
+        draft=draft,
+        graphs="off" if config.device == "cpu" else config.graphs,
     )
 
 

@@ -10,8 +10,9 @@ Letters: R row capacity (row R is a spare for padding), B rows of a step, A path
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -240,6 +241,23 @@ class SamplingTable:
     def host(self, row: int) -> RowOptions:
         """The host's copy of a row's options."""
         return self._host[row]
+
+    @contextmanager
+    def in_play_as(self, options: int, num_logprobs: int) -> Iterator[list[int]]:
+        """Host rows of a step that is recorded for these options before anybody's rows have them.
+
+        Within the context the spare row has them, on the host alone.
+
+        Args:
+            options: word of the options.
+            num_logprobs: as `num_logprobs` returns it.
+        """
+        neutral = self._host[self.num_rows]
+        self._host[self.num_rows] = replace(neutral, flags=options, num_logprobs=num_logprobs)
+        try:
+            yield [self.num_rows]
+        finally:
+            self._host[self.num_rows] = neutral
 
     def num_logprobs(self, host_rows: Iterable[int]) -> int:
         """Most top log-probabilities that a row of the step asks for; -1: none asks for any."""

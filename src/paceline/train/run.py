@@ -101,6 +101,7 @@ class Run(Generic[S]):
             dtype=self.dtype,
             weights="bf16",
             batch_invariant=False,
+            graphs="on-demand",  # a run has few kinds of steps, and many engines
             seed=self.settings.seed,
             cache=CacheConfig(
                 max_len=min(self.settings.row_room, self.model_config.max_position),

@@ -63,7 +63,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
             configs.append(engine_config)
             return engine
 
-        def open_llm(config: EngineConfig) -> LLM:
+        def open_llm(config: EngineConfig, progress: Callable[[int, int], None]) -> LLM:
+            progress(1, 2)
+            progress(2, 2)
             return LLM.from_engine(build(config), TOKENIZER)
 
         source = io.StringIO(stdin or "")
