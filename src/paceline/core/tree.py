@@ -129,18 +129,20 @@ EMPTY = Proposal()
 
 
 def root(next_tokens: Tensor) -> DraftTree:
-    """The tree of plain decoding: one node per row. `next_tokens` is [B]."""
+    """The tree of plain decoding: one node per row. `next_tokens` is [B].
+
+    All that is constant are views of three numbers: on a GPU one kernel makes them, not one each.
+    """
     rows = next_tokens.shape[0]
-    dev = next_tokens.device
-    zeros = torch.zeros(rows, 1, dtype=torch.int64, device=dev)
+    below, nothing, one = torch.arange(-1, 2, device=next_tokens.device).split(1)
     return DraftTree(
         token_ids=next_tokens.to(torch.int64).view(rows, 1),
-        parents=zeros - 1,
-        depths=zeros,
-        mask=torch.ones(rows, 1, 1, dtype=torch.int64, device=dev),
-        scores=torch.zeros(rows, 1, dtype=torch.float32, device=dev),
-        sources=torch.zeros(rows, 1, dtype=torch.int8, device=dev),
-        num_nodes=torch.ones(rows, dtype=torch.int64, device=dev),
+        parents=below.expand(rows, 1),
+        depths=nothing.expand(rows, 1),
+        mask=one.expand(rows, 1, 1),
+        scores=nothing.view(torch.float32)[:1].expand(rows, 1),  # zero bits are zero in any type
+        sources=nothing.view(torch.int8)[:1].expand(rows, 1),
+        num_nodes=one.expand(rows),
     )
 
 
