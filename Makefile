@@ -19,7 +19,7 @@ DEV := $(VENV)/.installed-dev
 PEERS := $(VENV)/.installed-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fix check bench-cpu bench-accept wheel clean
+.PHONY: help demo test lint fix check bench-cpu bench-accept sanitize wheel clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -54,6 +54,9 @@ bench-cpu: $(PEERS) ## Measure this machine: benchmarks/results/cpu-core.json (u
 # Accept lengths of the full sets come from a GPU: benchmarks/accept.py says how.
 bench-accept: $(DEV) ## Measure the trained drafters here: benchmarks/results/accept-smollm2.json
 	$(BIN)/python benchmarks/accept.py speed --out benchmarks/results/accept-smollm2.json $(ARGS)
+
+sanitize: $(DEV) ## On a GPU: run every kernel under compute-sanitizer (docs/gpu.md)
+	$(BIN)/python tools/sanitize.py $(ARGS)
 
 # Source archive, from it the wheel, from that a fresh environment that never saw src.
 wheel: $(DEV) ## Build the wheel and try it in a fresh environment
