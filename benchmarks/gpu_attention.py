@@ -1,16 +1,17 @@
 """Measures attention of one decode step on a GPU: Triton's kernels and SDPA beside the memory's speed.
 
 What it answers: how many bytes of keys and values a second attention reads, for many short rows, some
-rows of a thousand tokens and one long row, each verifying 1, 8 and 32 nodes; what part of the measured
-read bandwidth that is; what gathering keys for SDPA takes instead. All layers of a model are run, each
-with keys of its own (gigabytes), so that nothing is in a cache; Triton's as one captured graph, of
-which replays are timed by events. Results are compared with SDPA's before anything is timed.
+rows of a thousand tokens and one long row, each verifying 1, 8 and 32 nodes, for few rows that verify
+trees or draft blocks, and for rows of unequal trees; what part of the measured read bandwidth that is;
+what gathering keys for SDPA takes instead. All layers of a model are run, each with keys of its own
+(gigabytes), so that nothing is in a cache; Triton's as one captured graph, of which replays are timed
+by events. Results are compared with SDPA's before anything is timed.
 
     python benchmarks/gpu_attention.py --out benchmarks/results/gpu-attention.json
-    python benchmarks/gpu_attention.py --sweep --out sweep.json     which tiles are fastest, in a minute
+    python benchmarks/gpu_attention.py --sweep --out sweep.json     which tiles are fastest
 
-Needs PyTorch and Triton, nothing else. Without --sweep a minute or two, most of it compilation. What
---sweep does is in `gpu_attention_sweep.py`; its time shrinks with the number of processors.
+Needs PyTorch and Triton, nothing else. Without --sweep less than a minute, most of it compilation. What
+--sweep does is in `gpu_attention_sweep.py`; it takes two to three minutes.
 """
 
 from __future__ import annotations
@@ -51,14 +52,10 @@ class Shape:
     layers: int
 
 
-SHAPES = {
-    s.name: s
-    for s in (
-        Shape(name="rows", rows=1024, context=400, q_heads=9, kv_heads=3, dim=64, layers=30),
-        Shape(name="medium", rows=64, context=1024, q_heads=32, kv_heads=8, dim=128, layers=32),
-        Shape(name="long", rows=1, context=32_768, q_heads=32, kv_heads=8, dim=128, layers=32),
-    )
-}
+ROWS = Shape(name="rows", rows=1024, context=400, q_heads=9, kv_heads=3, dim=64, layers=30)
+MEDIUM = Shape(name="medium", rows=64, context=1024, q_heads=32, kv_heads=8, dim=128, layers=32)
+FEW = Shape(name="few", rows=8, context=1024, q_heads=32, kv_heads=8, dim=128, layers=32)
+LONG = Shape(name="long", rows=1, context=32_768, q_heads=32, kv_heads=8, dim=128, layers=32)
 
 
 def seconds(call: Callable[[], object], repeats: int, warm_ups: int = 2) -> float:
@@ -85,9 +82,43 @@ def bandwidth(repeats: int) -> dict[str, float]:
     return {"read": data.nbytes / min(reads), "copy": 2 * data.nbytes / copy}
 
 
-def make_pool(shape: Shape, nodes: int) -> tuple[KVPool, Tensor]:
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """How many queries each row has, repeated over the rows, and what they see of each other."""
+
+    counts: tuple[int, ...]
+    block: bool = False  # each sees the whole block, as in a block draft; otherwise a binary tree
+
+    def of(self, shape: Shape) -> list[int]:
+        """Queries of each row."""
+        return [self.counts[row % len(self.counts)] for row in range(shape.rows)]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        least, most = min(self.counts), max(self.counts)
+        size = str(most) if least == most else f"{least}-{most}"
+        return f"{size} block" if self.block else size
+
+
+def _same(*several: int) -> tuple[Nodes, ...]:
+    return tuple(Nodes((n,)) for n in several)
+
+
+RAGGED = Nodes((1, 1, 2, 2, 3, 3, 4, 16))  # a mean of 4
+# The first line of a shape is what its others are compared with.
+LINES = (
+    (ROWS, _same(1, 8, 32)),
+    (MEDIUM, _same(1, 8, 32)),
+    (LONG, _same(1, 8, 32)),
+    (FEW, (*_same(1, 16), Nodes((16,), block=True))),
+    (MEDIUM, (*_same(4), RAGGED)),
+)
+
+
+def make_pool(shape: Shape, most: int) -> tuple[KVPool, Tensor]:
     """Random keys and values, in pages that are scattered over the pool: pool and page table."""
-    per_row = -(-(shape.context + nodes) // PAGE)
+    per_row = -(-(shape.context + most) // PAGE)
     pool = KVPool(
         Heads(shape.kv_heads, shape.dim),
         shape.layers,
@@ -102,36 +133,38 @@ def make_pool(shape: Shape, nodes: int) -> tuple[KVPool, Tensor]:
     return pool, order.view(shape.rows, per_row).int()
 
 
-def make_batch(shape: Shape, nodes: int, pages: Tensor) -> ForwardBatch:
-    """Every row verifies a binary tree; one node is plain decoding, without a mask."""
-    tokens = shape.rows * nodes
-    bits, depths = [1], [0]
-    for i in range(1, nodes):
-        bits.append(bits[(i - 1) // 2] | 1 << i)
+def make_batch(shape: Shape, nodes: Nodes, pages: Tensor) -> ForwardBatch:
+    """Every row verifies a binary tree or drafts a block; one node is plain decoding, without a mask."""
+    counts, most = nodes.of(shape), max(nodes.counts)
+    sees, depths = [1], [0]
+    for i in range(1, most):
+        sees.append(sees[(i - 1) // 2] | 1 << i)
         depths.append(depths[(i - 1) // 2] + 1)
-    mask = torch.tensor(bits, device=CUDA).repeat(shape.rows)[:, None] if nodes > 1 else None
-    lens = torch.full((shape.rows,), shape.context, device=CUDA)
+    bits = [(1 << n) - 1 if nodes.block else sees[i] for n in counts for i in range(n)]
+    depth = [i if nodes.block else depths[i] for n in counts for i in range(n)]
+    tails = torch.tensor(counts, device=CUDA)
+    lens = torch.full_like(tails, shape.context)
     return ForwardBatch(
         mode=ForwardMode.BLOCK,
         num_rows=shape.rows,
-        q_len=nodes,
+        q_len=most,
         rows=torch.arange(shape.rows, device=CUDA),
-        token_ids=torch.zeros(tokens, dtype=torch.int64, device=CUDA),
-        positions=shape.context + torch.tensor(depths, device=CUDA).repeat(shape.rows),
-        slots=torch.full((tokens,), -1, device=CUDA),
+        token_ids=torch.zeros(len(bits), dtype=torch.int64, device=CUDA),
+        positions=shape.context + torch.tensor(depth, device=CUDA),
+        slots=torch.full((len(bits),), -1, device=CUDA),
         prefix_lens=lens,
-        cu_q=torch.arange(shape.rows + 1, device=CUDA) * nodes,
-        tail_lens=torch.full_like(lens, nodes),
-        mask=mask,
+        cu_q=torch.cat([tails.new_zeros(1), tails.cumsum(0)]),
+        tail_lens=tails,
+        mask=torch.tensor(bits, device=CUDA)[:, None] if most > 1 else None,
         pages=pages,
     )
 
 
-def moved(shape: Shape, nodes: int) -> int:
+def moved(shape: Shape, nodes: Nodes) -> int:
     """Bytes that one layer must read and write once."""
-    keys = shape.rows * (shape.context + nodes) * shape.kv_heads * shape.dim * 2
-    queries = shape.rows * nodes * shape.q_heads * shape.dim * 2
-    return 2 * (keys + queries)
+    queries = sum(nodes.of(shape))
+    keys = (shape.rows * shape.context + queries) * shape.kv_heads * shape.dim * 2
+    return 2 * (keys + queries * shape.q_heads * shape.dim * 2)
 
 
 class Step:
@@ -141,12 +174,12 @@ class Step:
     or has room for what is generated; SDPA gets one that fits, since it gathers all of it.
     """
 
-    def __init__(self, shape: Shape, nodes: int, pool: KVPool, pages: Tensor) -> None:
+    def __init__(self, shape: Shape, nodes: Nodes, pool: KVPool, pages: Tensor) -> None:
         self.pool = pool
         self.fitting = make_batch(shape, nodes, pages)
         self.batch = replace(self.fitting, pages=torch.cat([pages, torch.zeros_like(pages)], 1))
         self.q = torch.randn(
-            shape.rows * nodes, shape.q_heads, shape.dim, dtype=torch.bfloat16, device=CUDA
+            sum(nodes.of(shape)), shape.q_heads, shape.dim, dtype=torch.bfloat16, device=CUDA
         )
         self.sites = [AttnSite(index=i, scale=shape.dim**-0.5) for i in range(shape.layers)]
 
@@ -192,11 +225,9 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="file of the JSON record")
-    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=list(SHAPES))
-    parser.add_argument("--nodes", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--sweep", action="store_true", help="find the fastest tiles instead")
-    parser.add_argument("--budget", type=float, default=55.0, help="seconds of --sweep")
+    parser.add_argument("--budget", type=float, default=140.0, help="seconds of --sweep")
     args = parser.parse_args()
     torch.manual_seed(0)
     record: dict[str, Json] = {
@@ -204,48 +235,46 @@ def main() -> None:
         "source": source(),
         "versions": versions() | {"triton": __import__("triton").__version__},
     }
+    ceiling = bandwidth(args.repeats)
+    torch.cuda.empty_cache()
+    print(f"read {ceiling['read'] / 1e12:.2f} TB/s, copy {ceiling['copy'] / 1e12:.2f} TB/s")
+    record["bandwidth"] = dict(ceiling)
     if args.sweep:
         from gpu_attention_sweep import run
 
-        record["points"] = run(args.budget)
+        record["points"] = run(args.budget, ceiling["read"])
     else:
-        ceiling = bandwidth(args.repeats)
-        torch.cuda.empty_cache()
-        print(f"read {ceiling['read'] / 1e12:.2f} TB/s, copy {ceiling['copy'] / 1e12:.2f} TB/s")
-        names, nodes = tuple(args.shapes), tuple(args.nodes)
-        record["bandwidth"] = dict(ceiling)
-        record["lines"] = measure(names, nodes, args.repeats, ceiling["read"])
+        record["lines"] = measure(args.repeats, ceiling["read"])
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def measure(
-    names: tuple[str, ...], several: tuple[int, ...], repeats: int, ceiling: float
-) -> list[Json]:
+def measure(repeats: int, ceiling: float) -> list[Json]:
     """Print and return a line for each shape and number of nodes."""
-    print("shape   nodes   us/layer   GB/s   of read   x one node   sdpa us/layer   x faster")
+    print("shape    nodes     us/layer  GB/s  of read  x first   sdpa us/layer  x faster")
     lines: list[Json] = []
-    for name in names:
-        shape = SHAPES[name]
-        pool, pages = make_pool(shape, max(several))
-        single = None
+    for shape, several in LINES:
+        pool, pages = make_pool(shape, max(max(nodes.counts) for nodes in several))
+        first = None
         for nodes in several:
             step = Step(shape, nodes, pool, pages)
             took = step.triton(repeats, None) / shape.layers
             gathered = step.sdpa(5)
-            single = single or took
+            first = first or took
             rate = moved(shape, nodes) / took
             print(
-                f"{name:7} {nodes:5} {took * 1e6:10.1f} {rate / 1e9:6.0f} "
-                f"{rate / ceiling:9.2f} {took / single:12.2f} {gathered * 1e6:15.1f} "
-                f"{gathered / took:10.1f}",
+                f"{shape.name:8} {nodes.name:8} {took * 1e6:9.1f} {rate / 1e9:5.0f} "
+                f"{rate / ceiling:8.2f} {took / first:8.2f} {gathered * 1e6:15.1f} "
+                f"{gathered / took:9.1f}",
                 flush=True,
             )
             line: dict[str, Json] = {
                 **asdict(shape),
-                "nodes": nodes,
+                "nodes": nodes.name,
+                "queries": sum(nodes.of(shape)),
                 "layer_us": took * 1e6,
+                "against_first": took / first,
                 "step_ms": took * shape.layers * 1e3,
                 "bytes_per_s": rate,
                 "of_read_bandwidth": rate / ceiling,

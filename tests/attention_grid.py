@@ -18,12 +18,23 @@ from paceline.kv.layout import Heads
 from paceline.kv.pool import KVPool
 from paceline.ops.triton.grid import Tiles
 from tests.oracle import attention as oracle
-from tests.oracle.attention import LAYER, NUM_LAYERS, Row, Scene, block, causal, chain, tree
+from tests.oracle.attention import (
+    LAYER,
+    NUM_LAYERS,
+    Row,
+    Scene,
+    block,
+    causal,
+    chain,
+    growth,
+    tree,
+)
 
 # Borders of tiles (32), units (64) and pages within a few hundred keys.
 SMALL = Tiles(block_m=16, block_n=32, unit=64, num_warps=4, num_stages=2, last_joins=True)
 BY_KERNEL = replace(SMALL, last_joins=False)  # units are joined by the second kernel
 WHOLE = replace(SMALL, unit=8192)  # a row is one unit
+LONGER = replace(SMALL, least=32)  # less than a tile at the end of a row goes to the unit before
 
 
 def binary(nodes: int) -> list[int]:
@@ -120,6 +131,21 @@ def cases(unit: int) -> dict[str, Case]:
         "chain without mask": Case(rows=[causal(unit - 2, 6), causal(40, 3)], group=4),
         "ragged trees": Case(rows=ragged, kv_heads=2),
         "ragged trees, causal tail": Case(rows=ragged, causal_tail=True),
+        "short rests belong to the unit before": Case(
+            rows=[chain(n, 4) for n in (0, 20, *at_borders(unit - 4, unit + 28), 3 * unit + 9)],
+            tiles=LONGER,
+        ),
+        "short rests, joined by a kernel": Case(
+            rows=[chain(n, 2) for n in at_borders(unit + 29, 2 * unit + 29)],
+            tiles=replace(LONGER, last_joins=False),
+        ),
+        "tails that begin before the queries": Case(
+            rows=[growth(unit - 5), growth(3), growth(2 * unit - 40), tree(unit - 2, star(7))],
+            kv_heads=2,
+        ),
+        "chains that begin before the queries": Case(
+            rows=[causal(unit - 3, 3, earlier=9), causal(7, 2, earlier=40), causal(unit, 1)],
+        ),
         "joined by a kernel": Case(rows=ragged, kv_heads=2, tiles=BY_KERNEL),
         "more units than a round of joining": Case(
             rows=[chain(n * unit + 5, 2) for n in (16, 33, 0)], group=2

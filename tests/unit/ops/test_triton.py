@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -75,6 +76,15 @@ def test_tiles_fit_the_rules_of_the_kernels(dim: int) -> None:
         assert tiles.block_n % 32 == 0
         if packed <= 128 and streams > 16:
             assert tiles.block_m >= packed, "the prefix is read once"
+
+
+def test_a_short_rest_is_no_unit() -> None:
+    """Fewer keys than `least` at a row's end are read by the program of the unit before."""
+    tiles = Tiles(block_m=16, block_n=64, unit=256, least=128, num_warps=4, num_stages=2)
+    lengths = {1: 1, 256: 1, 383: 1, 384: 2, 639: 2, 640: 3, 1040: 4}
+    assert {n: tiles.units(n) for n in lengths} == lengths
+    exact = replace(tiles, least=1)
+    assert [exact.units(n) for n in (1, 256, 257, 512, 513)] == [1, 1, 2, 2, 3]
 
 
 def test_work_space_never_moves() -> None:

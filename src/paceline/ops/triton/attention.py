@@ -42,8 +42,21 @@ if TYPE_CHECKING:
 
 # What a program of the joining kernel holds; most units that it loads before it waits.
 _JOIN_M, _JOIN_COLUMNS, _JOIN_UNITS = 4, 32, 16
-# Most packed queries that a last program joins at once, and most units x queries that it loads.
-_LAST_M, _LAST_LOADS = 16, 128
+# Units x packed queries that a warp of a last program loads at once: 128 registers of a thread.
+_LAST_LOADS = 32
+
+
+def joined_at_once(planned: Shape) -> tuple[int, int]:
+    """Packed queries and units that a last program loads before it waits: powers of two.
+
+    All queries of its block if they can be, since rows in service fill about half of their page table
+    and so have half of the units that are planned.
+    """
+    tiles = planned.tiles
+    loads, most = _LAST_LOADS * tiles.num_warps, power_of_two(planned.units)
+    few = max(2, power_of_two(planned.units // 2 + 1) // 2)
+    queries = min(tiles.block_m, power_of_two(planned.packed), max(1, loads // few))
+    return queries, min(most, _JOIN_UNITS, max(2, loads // queries))
 
 
 def attend(
@@ -92,7 +105,7 @@ def attend(
     num_tokens, q_heads, dim = q.shape
     kv_heads = k_cache.shape[0]
     assert k_cache.stride() == v_cache.stride(), "keys and values lie alike"
-    assert k_cache.stride(2) == 1, "a key is contiguous"
+    assert k_cache.stride()[1:] == (dim, 1), "a head's keys are contiguous"
     q, pages = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, pages))
     out = torch.empty((num_tokens, q_heads, dim), dtype=q.dtype, device=q.device)
     group, tiles, rows = q_heads // kv_heads, planned.tiles, planned.num_rows
@@ -104,8 +117,7 @@ def attend(
     join_m, join_units = 1, 1
     if planned.last_joins:
         arrivals = work.arrivals(q.device)
-        join_m = min(_LAST_M, tiles.block_m, power_of_two(planned.packed))
-        join_units = 4 if planned.units <= 4 else min(_JOIN_UNITS, _LAST_LOADS // join_m)
+        join_m, join_units = joined_at_once(planned)
     bits, one_word = positions, False
     if mask is not None:
         bits = mask.contiguous()
@@ -131,6 +143,7 @@ def attend(
             num_tokens,
             planned.units,
             tiles.unit,
+            tiles.least,
             planned.packed,
             pages.shape[1],
             scale * log2(e),
@@ -139,7 +152,6 @@ def attend(
             q.stride(0),
             q.stride(1),
             k_cache.stride(0),
-            k_cache.stride(1),
             out.stride(0),
             pages.stride(0),
             bits.stride(0),
@@ -150,6 +162,7 @@ def attend(
             BLOCK_M=tiles.block_m,
             BLOCK_N=tiles.block_n,
             STAGES=tiles.num_stages,
+            BITS=not (causal or window is not None or (mask is not None and not one_word)),
             LAST_JOINS=planned.last_joins,
             JOIN_M=join_m,
             JOIN_UNITS=join_units,
@@ -172,6 +185,7 @@ def attend(
                 rows,
                 planned.units,
                 tiles.unit,
+                tiles.least,
                 planned.packed,
                 out.stride(0),
                 GROUP=group,

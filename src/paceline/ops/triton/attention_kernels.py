@@ -67,11 +67,33 @@ def _add_tile(scores, v, scale, peak, total, acc):
 
 
 @triton.jit
-def _load_tile(base, offset, at_d, DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Vectors at offsets [N, D]."""
-    if DIM == BLOCK_D:
-        return tl.load(base + offset)
-    return tl.load(base + offset, mask=(at_d < DIM)[None, :], other=0.0)
+def _page_ids(own_pages, at, num_pages, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Page ids of the places of a tile that begins at a multiple of its length."""
+    at_n = tl.arange(0, BLOCK_N)
+    # Where a tile begins with a page, all but one number is the same for every tile.
+    in_page = at // PAGE + at_n // PAGE if BLOCK_N % PAGE == 0 else (at + at_n) // PAGE
+    return tl.load(own_pages + in_page, mask=in_page < num_pages, other=0)
+
+
+@triton.jit
+def _offsets(page, at, at_d, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr):
+    """Where the tile's vectors lie [N, D], from their page ids."""
+    at_n = tl.arange(0, BLOCK_N)
+    inner = at_n % PAGE if BLOCK_N % PAGE == 0 else (at + at_n) % PAGE
+    return page.to(tl.int64)[:, None] * (PAGE * DIM) + (inner[:, None] * DIM + at_d[None, :])
+
+
+@triton.jit
+def _in_word(own_bits, bit):
+    """Whether queries of these bits see tail keys `bit`, of which all below 0 are the prefix."""
+    shift = tl.minimum(tl.maximum(bit, 0), 63).to(tl.int64)
+    return (((own_bits[:, None] >> shift[None, :]) & 1) != 0) | (bit < 0)[None, :]
+
+
+@triton.jit
+def _row_units(keys, unit_keys, least):
+    """Units of a row: a last one of fewer than `least` keys belongs to the one before."""
+    return tl.maximum(tl.cdiv(keys - least + 1, unit_keys), 1)
 
 
 @triton.jit
@@ -88,7 +110,7 @@ def _clear_dead(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_tokens", "num_units", "unit_keys", "packed", "num_pages",
+    do_not_specialize=["num_rows", "num_tokens", "num_units", "unit_keys", "least", "packed", "num_pages",
         "window", "num_words", "page_stride", "mask_stride"],
     do_not_specialize_on_alignment=[
         "pages", "prefix_lens", "tail_lens", "cu_q", "positions", "mask", "stats", "arrivals",
@@ -97,10 +119,10 @@ def _clear_dead(
 def attend_kernel(
     q, k, v, out, partial, stats, arrivals,
     pages, prefix_lens, tail_lens, cu_q, positions, mask,
-    num_rows, num_tokens, num_units, unit_keys, packed, num_pages, scale, window, num_words,
-    q_t_stride, q_h_stride, kv_h_stride, kv_s_stride, out_t_stride, page_stride, mask_stride,
+    num_rows, num_tokens, num_units, unit_keys, least, packed, num_pages, scale, window, num_words,
+    q_t_stride, q_h_stride, kv_h_stride, out_t_stride, page_stride, mask_stride,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
     LAST_JOINS: tl.constexpr, JOIN_M: tl.constexpr, JOIN_UNITS: tl.constexpr,
     HAS_MASK: tl.constexpr, ONE_WORD: tl.constexpr, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
@@ -117,19 +139,18 @@ def attend_kernel(
     tail = tl.load(tail_lens + row).to(tl.int32)
     own_pages = pages + row.to(tl.int64) * page_stride
     low = unit * unit_keys
-    in_page = (low + tl.arange(0, BLOCK_N)) // PAGE
-    page = tl.load(own_pages + in_page, mask=in_page < num_pages, other=0)
+    page = _page_ids(own_pages, low, num_pages, PAGE, BLOCK_N)
     if (unit == num_units - 1) & (block == 0):  # whoever has the least to do
         dead = tl.load(cu_q + num_rows).to(tl.int32)
         _clear_dead(out, dead + row, num_tokens, num_rows, head, out_t_stride, GROUP, DIM, BLOCK_D)
     if block * BLOCK_M >= count * GROUP:
         return
     keys = prefix + tail
-    row_units = tl.cdiv(keys, unit_keys)
+    row_units = _row_units(keys, unit_keys, least)
     if unit >= row_units:
         return
     first = tail - count  # tail index of the row's first query
-    high = tl.minimum(low + unit_keys, keys)
+    high = tl.where(unit == row_units - 1, keys, low + unit_keys)
 
     at_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
     at_d = tl.arange(0, BLOCK_D)
@@ -156,38 +177,51 @@ def attend_kernel(
         # From the first tile that any query's window holds, within the prefix.
         oldest = tl.min(tl.where(live, position, 2147483647), 0) - window + 1
         reach = tl.minimum(tl.maximum(oldest, 0), prefix) // BLOCK_N * BLOCK_N
-        masked = tl.maximum(low, reach)
-        in_page = (masked + tl.arange(0, BLOCK_N)) // PAGE
-        page = tl.load(own_pages + in_page, mask=in_page < num_pages, other=0)
+        rest = tl.maximum(low, reach)
+        page = _page_ids(own_pages, rest, num_pages, PAGE, BLOCK_N)
     else:
-        # Tiles that everybody sees whole.
-        masked = tl.maximum(low, tl.minimum(high, prefix) // BLOCK_N * BLOCK_N)
-        for at in tl.range(low, masked, BLOCK_N, num_stages=STAGES):
-            place = at + tl.arange(0, BLOCK_N)
-            slot = page.to(tl.int64) * PAGE + place % PAGE
+        # Tiles of keys which somebody sees: up to the tail's, which `BITS` shows who sees.
+        rest = tl.maximum(low, tl.minimum(high, prefix) // BLOCK_N * BLOCK_N)
+        if BITS:
+            # Queries see themselves; earlier tail keys, if any, may be seen by nobody.
+            rest = tl.where((first == 0) | (not ONE_WORD), high, rest)
+        for at in tl.range(low, rest, BLOCK_N, num_stages=STAGES):
+            offset = _offsets(page, at, at_d, PAGE, BLOCK_N, DIM)
             # A tile's page ids are loaded a tile ahead, and shared by keys and values.
-            in_page = (place + BLOCK_N) // PAGE
-            page = tl.load(own_pages + in_page, mask=in_page < num_pages, other=0)
-            offset = slot[:, None] * kv_s_stride + at_d[None, :]
-            k_tile = _load_tile(k_head, offset, at_d, DIM, BLOCK_D)
-            v_tile = _load_tile(v_head, offset, at_d, DIM, BLOCK_D)
+            page = _page_ids(own_pages, at + BLOCK_N, num_pages, PAGE, BLOCK_N)
+            place = at + tl.arange(0, BLOCK_N)
+            if BITS:
+                there = (place < high)[:, None] & (at_d < DIM)[None, :]
+                k_tile = tl.load(k_head + offset, mask=there, other=0.0)
+                v_tile = tl.load(v_head + offset, mask=there, other=0.0)
+            elif DIM == BLOCK_D:
+                k_tile = tl.load(k_head + offset)
+                v_tile = tl.load(v_head + offset)
+            else:
+                there = tl.broadcast_to((at_d < DIM)[None, :], [BLOCK_N, BLOCK_D])
+                k_tile = tl.load(k_head + offset, mask=there, other=0.0)
+                v_tile = tl.load(v_head + offset, mask=there, other=0.0)
             scores = tl.dot(queries, tl.trans(k_tile))
+            if BITS:
+                if at + BLOCK_N > prefix:
+                    bit = place - prefix
+                    if ONE_WORD:
+                        sees = _in_word(own_bits, bit)
+                    else:
+                        sees = bit[None, :] <= (first + query)[:, None]
+                    scores = tl.where(sees & (place < high)[None, :], scores, float("-inf"))
             peak, total, acc = _add_tile(scores, v_tile, scale, peak, total, acc)
-    for at in tl.range(masked, high, BLOCK_N, num_stages=1):
+    for at in tl.range(rest, high, BLOCK_N, num_stages=1):
         place = at + tl.arange(0, BLOCK_N)
         inside = place < high
-        slot = page.to(tl.int64) * PAGE + place % PAGE
-        offset = slot[:, None] * kv_s_stride + at_d[None, :]
+        offset = _offsets(page, at, at_d, PAGE, BLOCK_N, DIM)
         there = inside[:, None] & (at_d < DIM)[None, :]
         k_tile = tl.load(k_head + offset, mask=there, other=0.0)
         v_tile = tl.load(v_head + offset, mask=there, other=0.0)
-        in_page = (place + BLOCK_N) // PAGE
-        page = tl.load(own_pages + in_page, mask=in_page < num_pages, other=0)
+        page = _page_ids(own_pages, at + BLOCK_N, num_pages, PAGE, BLOCK_N)
         bit = place - prefix
         if ONE_WORD:
-            shift = tl.minimum(tl.maximum(bit, 0), 63).to(tl.int64)
-            has = own_bits[:, None] >> shift[None, :]
-            sees = (((has & 1) != 0) | (bit < 0)[None, :]) & inside[None, :]
+            sees = _in_word(own_bits, bit) & inside[None, :]
         elif HAS_MASK:
             sees = tl.broadcast_to((bit < 0)[None, :], [BLOCK_M, BLOCK_N])
             lowest = tl.maximum(at - prefix, 0) // 32
@@ -249,12 +283,12 @@ def attend_kernel(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_units", "unit_keys", "packed"],
+    do_not_specialize=["num_rows", "num_units", "unit_keys", "least", "packed"],
     do_not_specialize_on_alignment=["prefix_lens", "tail_lens", "cu_q", "stats"],
 )
 def join_kernel(
     partial, stats, out, prefix_lens, tail_lens, cu_q,
-    num_rows, num_units, unit_keys, packed, out_t_stride,
+    num_rows, num_units, unit_keys, least, packed, out_t_stride,
     GROUP: tl.constexpr, DIM: tl.constexpr, UNITS: tl.constexpr, BLOCK_M: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -268,7 +302,7 @@ def join_kernel(
     if block * BLOCK_M >= count * GROUP:
         return
     keys = (tl.load(prefix_lens + row) + tl.load(tail_lens + row)).to(tl.int32)
-    row_units = tl.cdiv(keys, unit_keys)
+    row_units = _row_units(keys, unit_keys, least)
     if row_units <= 1:
         return  # written already
     heads = tl.num_programs(1)

@@ -77,9 +77,14 @@ class Tiles:
     unit: int  # keys with a softmax of their own, a multiple of block_n
     num_warps: int
     num_stages: int
+    least: int = 1  # fewest keys of a row's last unit, at most `unit`; fewer go to the unit before
     last_joins: bool | None = (
         None  # a row's last program joins its units, not a kernel; None: if few
     )
+
+    def units(self, num_keys: int) -> int:
+        """Units of a row of so many keys."""
+        return max(1, -(-(num_keys - self.least + 1) // self.unit))
 
 
 def tiles_for(packed: int, streams: int, num_keys: int, dim: int) -> Tiles:
@@ -144,11 +149,11 @@ def shape(
     """
     packed, streams = q_len * (q_heads // kv_heads), num_rows * kv_heads
     tiles = tiles or tiles_for(packed, streams, num_keys, dim)
-    while streams * packed * -(-num_keys // tiles.unit) * (dim + 2) * 4 > _WORK_BYTES:
+    while streams * packed * tiles.units(num_keys) * (dim + 2) * 4 > _WORK_BYTES:
         if tiles.unit >= num_keys:
             break  # one unit has no partial results
         tiles = replace(tiles, unit=2 * tiles.unit)
-    blocks, units = -(-packed // tiles.block_m), -(-num_keys // tiles.unit)
+    blocks, units = -(-packed // tiles.block_m), tiles.units(num_keys)
     few = units * min(packed, tiles.block_m) <= _JOINED_BY_LAST
     last = few if tiles.last_joins is None else tiles.last_joins
     return Shape(
