@@ -47,27 +47,42 @@ def test_kernels_are_the_definition(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "numbers, last",
     [
-        ((16, 64, 64, 4, 2), True),
-        ((16, 128, 128, 4, 2), True),
-        ((16, 32, 256, 2, 4), True),
-        ((32, 128, 256, 8, 3), True),
-        ((64, 64, 256, 4, 3), False),
-        ((64, 128, 8192, 8, 2), True),
-        ((128, 64, 512, 8, 3), False),
-        ((128, 128, 256, 8, 2), True),
+        ((16, 64, 64, 1, 4, 2), True),
+        ((16, 128, 128, 1, 4, 2), True),
+        ((16, 32, 256, 128, 2, 4), True),
+        ((16, 32, 256, 128, 1, 4), True),
+        ((32, 128, 256, 128, 8, 3), True),
+        ((64, 64, 256, 1, 4, 3), False),
+        ((64, 64, 256, 128, 4, 3), True),
+        ((64, 64, 320, 160, 4, 2), True),
+        ((64, 32, 512, 256, 4, 6), True),
+        ((64, 64, 8192, 4096, 4, 6), True),
+        ((64, 128, 8192, 1, 8, 2), True),
+        ((128, 64, 512, 256, 8, 3), False),
+        ((128, 128, 256, 128, 8, 2), True),
     ],
     ids=str,
 )
-def test_other_tiles(numbers: tuple[int, int, int, int, int], last: bool) -> None:
+def test_other_tiles(numbers: tuple[int, int, int, int, int, int], last: bool) -> None:
     """What the benchmark tries and the table may come to hold: rows of none to six units."""
-    m, n, unit, warps, stages = numbers
+    m, n, unit, least, warps, stages = numbers
     case = grid.Case(
-        rows=[oracle.chain(k, 16) for k in (0, 1300, *(unit * i % 4000 - 9 for i in (1, 3, 5)))],
+        rows=[
+            *(oracle.chain(k, 16) for k in (0, 1300, *(unit * i % 4000 - 9 for i in (1, 3, 5)))),
+            oracle.block(least + unit - 17, 16),
+            oracle.growth(least + unit - 3),  # keys of the tail that nobody sees
+        ],
         kv_heads=2,
         group=4,
         dim=128,
         tiles=Tiles(
-            block_m=m, block_n=n, unit=unit, num_warps=warps, num_stages=stages, last_joins=last
+            block_m=m,
+            block_n=n,
+            unit=unit,
+            least=least,
+            num_warps=warps,
+            num_stages=stages,
+            last_joins=last,
         ),
         dtype=torch.bfloat16,
     )

@@ -9,10 +9,14 @@ without a mask; the rest, one to a few, look at the ancestor bits:
     place     0 ........... 63 | 64 ...... 95 96 .. 103 |        prefix 96, tail of 8 nodes
     tile           no mask     |     bit -32 ... 7      |        bit < 0: prefix, seen by all
 
+Both kinds go through one pipelined loop, if every key of the tail is seen by somebody, which is so where
+the tail is the queries: queries see themselves. Otherwise what nobody sees has to be zeroed after it was
+loaded (it may be NaN), and such tiles go through a loop of their own.
+
 Each unit has a softmax of its own. Where a row has several, each program leaves its unit's in work
 space and counts itself in; whoever is last joins them from left to right, whatever the order of
 arrival, and sets the counter back to zero. If that is much for one program, `join_kernel` does it with
-many; the arithmetic is the same. Units lie at fixed places, so where a row ends changes no unit before.
+many; the arithmetic is the same. A last unit of few keys is read with the one before (`Tiles.least`).
 
 Nothing is read back and grids follow from host values, so a pass can be captured in a CUDA graph.
 Programs beyond a row's queries or keys stop at once. A list of the (row, unit) pairs that exist,
