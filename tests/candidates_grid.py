@@ -14,8 +14,10 @@ from torch import Tensor
 from paceline.core.tree import DraftTree
 from paceline.ops.reference import candidates as definition
 from paceline.ops.reference import growth as growth_definition
-from paceline.ops.triton import candidates, growth, largest
-from paceline.sample.noise import keyed_noise
+from paceline.ops.reference.chain import chain as definition_of_chain
+from paceline.ops.reference.chain import emitted as definition_of_emitted
+from paceline.ops.triton import candidates, chain, growth, largest
+from paceline.sample.noise import keyed_noise, noise_ahead
 from tests.tree_grid import poisoned, same
 from tests.unit.draft.test_ddtree import random_case
 
@@ -139,3 +141,37 @@ def check_noise(rng: random.Random, device: str) -> None:
     with poisoned():
         found = candidates.keyed_noise(*(x.to(device) for x in (rows, positions, ids)), *there)
     close(found, want, "noise", 1e-4)
+    lens, steps = torch.randint(2**20, (capacity + 1, 2))[:, 1], rng.randint(1, 15)
+    ids = torch.randint(0, 150_000, (spots, steps, count))
+    want = noise_ahead(rows, lens, ids, ints[:, 1], floats[:, 0])
+    with poisoned():
+        found = candidates.noise_ahead(rows.to(device), lens.to(device), ids.to(device), *there)
+    close(found, want, "noise ahead", 1e-4)
+
+
+def check_chain(rng: random.Random, device: str) -> None:
+    """The best candidates behind the roots, and sums that never rise."""
+    shape = rng.choice([1, 3, 33, 70]), rng.choice([1, 2, 7, 15]), rng.choice([1, 16])
+    roots, ids = torch.randint(VOCAB, shape[:1]), torch.randint(VOCAB, shape)
+    weights = torch.randn(shape).clamp(max=0.0)  # every other one nothing
+    if rng.random() < 0.2:
+        weights[0, -1, 0] = rng.choice([float("nan"), float("-inf")])
+    tokens, scores = definition_of_chain(roots, ids, weights)
+    with poisoned():
+        mine = chain.chain(roots.to(device), ids.to(device), weights.to(device))
+    same(mine[0], tokens, "tokens")
+    close(mine[1], scores, "scores")
+    steps = mine[1].diff(dim=1)
+    assert not bool((steps > 0).any()), "a child may not score above its parent"
+
+
+def check_emitted(rng: random.Random, device: str) -> None:
+    """Tokens by row and position; rows without any, more than there are positions, dead entries."""
+    counts = torch.tensor([rng.choice([0, 1, 4, 20]) for _ in range(rng.randint(1, 9))])
+    cu = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+    next_ids = torch.randint(VOCAB, (int(cu[-1]) + rng.randint(1, 3),))
+    positions = rng.choice([1, 3, 15, 17])
+    want = definition_of_emitted(cu, next_ids, positions)
+    with poisoned():
+        found = chain.emitted(cu.to(device), next_ids.to(device), positions)
+    same(found, want, "emitted")

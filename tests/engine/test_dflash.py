@@ -75,8 +75,8 @@ class Definition:
         self.compared = 0
         real = self.block._hidden
 
-        def spy(rows: Tensor) -> Tensor:
-            hidden = real(rows)
+        def spy(rows: Tensor, roots: Tensor) -> Tensor:
+            hidden = real(rows, roots)
             for row, mine in zip(rows.tolist(), hidden, strict=True):
                 if self.has_room(row):
                     torch.testing.assert_close(mine, self.expected(row), rtol=1e-8, atol=1e-8)

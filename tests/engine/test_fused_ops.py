@@ -160,6 +160,6 @@ def test_a_draft_pass_has_windows_and_tails_of_its_own(tmp_path: Path, *, causal
     assert any(layer.attention.site.window == 6 for layer in block.net.layers)
     with torch.inference_mode():
         assert runtime._fused[block.net] is None
-        want = block._hidden(rows)
+        want = block._hidden(rows, block.roots(rows))
         runtime._fused[block.net] = OpsPass(block.net.decoder(), runtime._pool, runtime._backend)
-        assert torch.equal(block._hidden(rows), want)
+        assert torch.equal(block._hidden(rows, block.roots(rows)), want)

@@ -20,7 +20,15 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     "check",
-    [grid.check_largest, grid.check_rank, grid.check_learn, grid.check_growth, grid.check_noise],
+    [
+        grid.check_largest,
+        grid.check_rank,
+        grid.check_learn,
+        grid.check_growth,
+        grid.check_noise,
+        grid.check_chain,
+        grid.check_emitted,
+    ],
 )
 def test_kernels_are_the_definition(check: Callable[[random.Random, str], None]) -> None:
     """Any shapes, ties, numbers that are none; trees bit for bit."""

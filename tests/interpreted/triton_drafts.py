@@ -31,6 +31,8 @@ def test_the_interpreter_is_on() -> None:
         (grid.check_learn, 30),
         (grid.check_growth, 60),
         (grid.check_noise, 40),
+        (grid.check_chain, 30),
+        (grid.check_emitted, 30),
     ],
 )
 def test_kernels_are_the_definition(

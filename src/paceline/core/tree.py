@@ -134,7 +134,7 @@ def root(next_tokens: Tensor) -> DraftTree:
     All that is constant are views of three numbers: on a GPU one kernel makes them, not one each.
     """
     rows = next_tokens.shape[0]
-    below, nothing, one = torch.arange(-1, 2, device=next_tokens.device).split(1)
+    below, nothing, one = torch.arange(-1, 2, device=next_tokens.device).view(3, 1).unbind()
     return DraftTree(
         token_ids=next_tokens.to(torch.int64).view(rows, 1),
         parents=below.expand(rows, 1),

@@ -181,6 +181,10 @@ class DraftRuntime(Protocol):
         """
         ...
 
+    def noise_ahead(self, rows: Tensor, token_ids: Tensor) -> Tensor:
+        """`noise` of tokens [B, P, C] to be emitted at the first P positions after the roots of rows [B]."""
+        ...
+
     def temperature(self, rows: Tensor) -> Tensor:
         """[B] float; 0 for greedy rows."""
         ...

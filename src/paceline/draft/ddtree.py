@@ -80,9 +80,10 @@ class DDTreeDrafter:
 
     def propose(self, rows: Tensor) -> DraftTree:
         """See `Drafter`."""
-        found = self._block.candidates(rows, self._budget)
+        roots = self._block.roots(rows)
+        found = self._block.candidates(rows, roots, self._budget)
         build = best_first_host if rows.is_cpu else best_first
-        return build(self._block.roots(rows), found, self._budget)
+        return build(roots, found, self._budget)
 
 
 def best_first(

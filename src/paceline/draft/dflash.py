@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from paceline.core import tree
 from paceline.draft import checkpoint_folder
 from paceline.draft.base import DrafterSpec
 from paceline.draft.candidates import SAMPLED, Calibration, Candidates, Gains, chunk, rank
 from paceline.draft.dflash_checkpoint import load
-from paceline.draft.dflash_net import DFlashNet, block_tokens
+from paceline.draft.dflash_net import DFlashNet
+from paceline.ops import drafts
 
 if TYPE_CHECKING:
     from paceline.core.config import DraftConfig
@@ -54,8 +54,9 @@ class DFlashBlock:
         device = net.target.device
         self._calibration = Calibration(self.num_positions, device)
         block = net.config.block_size
+        masks = (1, block - 1)
+        self._masks = torch.full(masks, net.config.mask_token_id, dtype=torch.int64, device=device)
         self._mask = tree.prefix_bits(torch.full((block,), block, device=device), block)
-        self._steps = torch.arange(1, self.num_positions + 1, device=device)
         self._asked: tuple[Tensor, Tensor, Candidates] | None = None  # rows, temperature, answer
 
     def spec(self, name: str, max_nodes: int) -> DrafterSpec:
@@ -84,7 +85,8 @@ class DFlashBlock:
         asked, self._asked = self._asked, None
         # A proposal is judged by the very next commit of the same rows, or not at all.
         if asked is not None and asked[0] is commit.rows:
-            self._calibration.note(asked[2], asked[1], self._emitted(commit))
+            judged = drafts.emitted(commit.cu, commit.next_ids, self.num_positions)
+            self._calibration.note(asked[2], asked[1], judged)
 
     def _cache(self, features: Tensor, commit: Commit) -> None:
         net, positions, slots = self.net, commit.positions, commit.slots
@@ -99,10 +101,10 @@ class DFlashBlock:
             self._runtime.write(layer, slots, k, v)
 
     @torch.inference_mode()
-    def candidates(self, rows: Tensor, count: int) -> Candidates:
-        """Run the block for rows [B] and rank at least `count` tokens for each position."""
+    def candidates(self, rows: Tensor, roots: Tensor, count: int) -> Candidates:
+        """Run the block for rows [B] with newest tokens `roots` [B]; rank `count` tokens or more a position."""
         temperature = self._runtime.temperature(rows)
-        hidden = self._hidden(rows)
+        hidden = self._hidden(rows, roots)
         # Reading this is free on a CPU, where ranking more candidates than needed is not.
         greedy = temperature.is_cpu and not bool((temperature > 0).any())
         count = max(count, _GREEDY if greedy else SAMPLED)
@@ -128,12 +130,9 @@ class DFlashBlock:
     ) -> Candidates:
         """Candidates of rows [B] from hidden states [B, P, H]; `greedy`: all rows are known to be."""
         logits = self.net.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
-        places = self._runtime.lens(rows).unsqueeze(1) + self._steps  # of the tokens proposed
-        owners = rows.unsqueeze(1).expand_as(places)
 
         def noise(ids: Tensor) -> Tensor:
-            asked = owners.reshape(-1), places.view(-1), ids.flatten(0, 1)
-            return self._runtime.noise(*asked).view(ids.shape)
+            return self._runtime.noise_ahead(rows, ids)
 
         count = min(count, logits.shape[-1])
         asks, gains = None if greedy else noise, None
@@ -155,19 +154,13 @@ class DFlashBlock:
         """Newest token [B] int64 of each row."""
         return self._runtime.next_token(rows)
 
-    def _hidden(self, rows: Tensor) -> Tensor:
+    def _hidden(self, rows: Tensor, roots: Tensor) -> Tensor:
         """One block pass: hidden states [B, P, H] of the proposed positions."""
-        tokens = block_tokens(self.net.config, self.roots(rows))
+        masks = self._masks.expand(rows.shape[0], -1)
+        tokens = torch.cat((roots.unsqueeze(1), masks), dim=1)
         batch = self._runtime.block(rows, tokens, self._mask)
         hidden = self._runtime.forward(self.net, batch).hidden
         return hidden.view(*tokens.shape, -1)[:, self._first : self._first + self.num_positions]
-
-    def _emitted(self, commit: Commit) -> Tensor:
-        """What each row emitted: [B, P] int64, -1 where it emitted less."""
-        start, stop = commit.cu[:-1].unsqueeze(1), commit.cu[1:].unsqueeze(1)
-        at = start + self._steps - 1
-        token = commit.next_ids[at.clamp(max=commit.next_ids.shape[0] - 1)]
-        return torch.where(at < stop, token, -1)
 
 
 class DFlashDrafter:
@@ -209,10 +202,8 @@ class DFlashDrafter:
         roots = self._block.roots(rows)
         if not self._block.num_positions:
             return tree.root(roots)
-        found = self._block.candidates(rows, 1)
-        tokens = torch.cat((roots.unsqueeze(1), found.ids[:, :, 0]), dim=1)
-        scores = pad(found.weights[:, :, 0].cumsum(1), (1, 0))
-        return tree.chain_like(self._shape, tokens, scores)
+        found = self._block.candidates(rows, roots, 1)
+        return tree.chain_like(self._shape, *drafts.chain(roots, found.ids, found.weights))
 
 
 def load_net(config: DraftConfig, target: TargetInfo) -> DFlashNet:

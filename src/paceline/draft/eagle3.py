@@ -34,6 +34,7 @@ from paceline.draft.base import DrafterSpec
 from paceline.draft.candidates import SAMPLED, Calibration, Candidates, chunk, rank
 from paceline.draft.eagle3_checkpoint import load
 from paceline.draft.eagle3_growth import Growth, Level, along, num_children
+from paceline.ops import drafts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +84,7 @@ class Eagle3Drafter:
         self._width = min(config.eagle_topk, most, self.net.config.draft_vocab_size)
         self._budget = min(config.num_speculative_tokens, num_children(self._width, self._depth))
         self._calibration = Calibration(self._depth, target.device)
-        self._steps = torch.arange(1, self._depth + 1, device=target.device)
+        self._device = target.device
         self._asked: _Asked | None = None
         self.spec = DrafterSpec(
             name="eagle3",
@@ -101,8 +102,9 @@ class Eagle3Drafter:
         """See `Drafter`."""
         self._runtime = runtime
         size = (runtime.num_rows + 1, self.net.config.hidden_size)
-        device = self._steps.device
-        self._features = torch.zeros(size, dtype=self.net.dtype, device=device)  # newest entry's
+        self._features = torch.zeros(
+            size, dtype=self.net.dtype, device=self._device
+        )  # newest entry's
 
     @torch.inference_mode()
     def observe(self, commit: Commit) -> None:
@@ -117,7 +119,9 @@ class Eagle3Drafter:
         asked, self._asked = self._asked, None
         # A proposal is judged by the very next commit of the same rows, or not at all.
         if asked is not None and asked.rows is commit.rows:
-            found, judged = along(asked.levels, asked.found, self._emitted(commit))
+            found, judged = along(
+                asked.levels, asked.found, drafts.emitted(commit.cu, commit.next_ids, self._depth)
+            )
             self._calibration.note(found, asked.temperature, judged)
 
     @torch.inference_mode()
@@ -189,10 +193,3 @@ class Eagle3Drafter:
             for f in fields(Candidates)
         }
         return Candidates(**{**by_node, "ids": d2t[by_node["ids"]]})
-
-    def _emitted(self, commit: Commit) -> Tensor:
-        """What each row emitted: [B, P] int64, -1 where it emitted less."""
-        start, stop = commit.cu[:-1].unsqueeze(1), commit.cu[1:].unsqueeze(1)
-        at = start + self._steps - 1
-        token = commit.next_ids[at.clamp(max=commit.next_ids.shape[0] - 1)]
-        return torch.where(at < stop, token, -1)

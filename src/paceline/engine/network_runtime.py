@@ -19,6 +19,7 @@ from paceline.attention.base import PagedAttend
 from paceline.core.batch import ForwardBatch, ForwardMode, ForwardOutput
 from paceline.engine.fused import FusedPass, fuse
 from paceline.ops.context import context_write
+from paceline.ops.drafts import noise_ahead
 
 if TYPE_CHECKING:
     from paceline.attention.base import AttentionBackend
@@ -59,6 +60,11 @@ class NetworkRuntime:
         """See `DraftRuntime`."""
         options = self._rows.options
         return ops.keyed_noise(rows, positions, token_ids, options.key, options.temperature)
+
+    def noise_ahead(self, rows: Tensor, token_ids: Tensor) -> Tensor:
+        """See `DraftRuntime`."""
+        options, lens = self._rows.options, self._rows.lens
+        return noise_ahead(rows, lens, token_ids, options.key, options.temperature)
 
     def block(self, rows: Tensor, token_ids: Tensor, mask: Tensor) -> ForwardBatch:
         """See `DraftRuntime`."""

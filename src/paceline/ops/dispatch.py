@@ -96,6 +96,11 @@ OPS: dict[str, tuple[Line, ...]] = {
         _triton("candidates:keyed_noise"),
         Line(name="torch", target="paceline.sample.noise:keyed_noise"),
     ),
+    "noise_ahead": (
+        _triton("candidates:noise_ahead"),
+        Line(name="torch", target="paceline.sample.noise:noise_ahead"),
+    ),
+    **{op: (_triton(f"chain:{op}"), _reference(f"chain:{op}")) for op in ("chain", "emitted")},
     "best_first": (_triton("growth:best_first"), _reference("growth:best_first")),
     **{
         op: (_triton(f"candidates:{op}"), _reference(f"candidates:{op}"))

@@ -1,7 +1,7 @@
 """Operators of drafter networks on candidates and trees, dispatched on their device; part of `paceline.ops`.
 
-What they compute is said in `ops/reference/candidates.py`, `ops/reference/growth.py` and, of `keyed_noise`,
-in `sample/noise.py`: arguments and results are those of the functions of the same name there.
+What they compute is said in `ops/reference/candidates.py`, `chain.py` and `growth.py` there and, of noise, in
+`sample/noise.py`: arguments and results are those of the functions of the same name there.
 """
 
 from __future__ import annotations
@@ -78,4 +78,27 @@ def keyed_noise(
     """What a pick adds to the scores of some tokens [M, n], float32; 0 in greedy rows."""
     op = _chosen("keyed_noise", token_ids, torch.float32)
     found: Tensor = op(rows, positions, token_ids, keys, temperature)
+    return found
+
+
+def noise_ahead(
+    rows: Tensor, lens: Tensor, token_ids: Tensor, keys: Tensor, temperature: Tensor
+) -> Tensor:
+    """`keyed_noise` of tokens [B, P, C] to be emitted at the first P positions after each row's root."""
+    op = _chosen("noise_ahead", token_ids, torch.float32)
+    found: Tensor = op(rows, lens, token_ids, keys, temperature)
+    return found
+
+
+def chain(roots: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens and scores [B, 1 + P] of the chain of every position's best candidate."""
+    op = _chosen("chain", weights, weights.dtype)
+    found: tuple[Tensor, Tensor] = op(roots, ids, weights)
+    return found
+
+
+def emitted(cu: Tensor, next_ids: Tensor, positions: int) -> Tensor:
+    """What each row emitted at its first P positions [B, P], -1 where it emitted less."""
+    op = _chosen("emitted", cu, torch.float32)
+    found: Tensor = op(cu, next_ids, positions)
     return found

@@ -144,6 +144,28 @@ def keyed_noise(
     return noise.masked_fill((temperature[rows] == 0).unsqueeze(1), 0.0)
 
 
+def noise_ahead(
+    rows: Tensor, lens: Tensor, token_ids: Tensor, keys: Tensor, temperature: Tensor
+) -> Tensor:
+    """`keyed_noise` of tokens that may follow each row's newest one.
+
+    Args:
+        rows: [B] int64.
+        lens: [R+1] int64 position of every row's newest token.
+        token_ids: [B, P, C] int64 for the positions lens + 1 ... lens + P.
+        keys: [R+1] int64 noise key of every row.
+        temperature: [R+1] of every row.
+
+    Returns:
+        [B, P, C] float32.
+    """
+    steps = torch.arange(1, token_ids.shape[1] + 1, device=rows.device)
+    places = lens[rows].unsqueeze(1) + steps
+    owners = rows.unsqueeze(1).expand_as(places).reshape(-1)
+    flat = token_ids.flatten(0, 1)
+    return keyed_noise(owners, places.view(-1), flat, keys, temperature).view(token_ids.shape)
+
+
 def _mix64(x: int) -> int:
     x = (x ^ (x >> 30)) * _MUL_A & _U64
     x = (x ^ (x >> 27)) * _MUL_B & _U64

@@ -50,6 +50,10 @@ class Runtime:
         assert rows.shape == positions.shape == token_ids.shape[:1]
         return torch.zeros(token_ids.shape, dtype=torch.float32, device=rows.device)
 
+    def noise_ahead(self, rows: Tensor, token_ids: Tensor) -> Tensor:
+        assert token_ids.shape[0] == rows.shape[0]
+        return torch.zeros(token_ids.shape, dtype=torch.float32, device=rows.device)
+
     def block(self, rows: Tensor, token_ids: Tensor, mask: Tensor) -> ForwardBatch:
         count = token_ids.numel()
         flat = torch.zeros(count, dtype=torch.int64, device=rows.device)
@@ -143,7 +147,7 @@ def test_a_step_reads_nothing(tmp_path: Path, dtype: torch.dtype) -> None:
     block, runtime = valueless(config, dtype)
     device = torch.device("meta")
     rows = torch.arange(B, device=device)
-    found = block.candidates(rows, 16)
+    found = block.candidates(rows, block.roots(rows), 16)
     assert found.ids.shape == (B, 5, V)  # sampled rows need many; the vocabulary is small
     assert found.weights.device.type == "meta"
     tree = best_first(block.roots(rows), found, 16)

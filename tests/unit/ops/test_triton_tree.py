@@ -10,6 +10,10 @@ from tests.interpreter import linux, passes
 
 OPS = (
     "keyed_noise",
+    "noise_ahead",
+    "chain",
+    "emitted",
+    "largest",
     "best_first",
     "rank_candidates",
     "learn",

@@ -107,19 +107,42 @@ def keyed_noise(
     rows: Tensor, positions: Tensor, token_ids: Tensor, keys: Tensor, temperature: Tensor
 ) -> Tensor:
     """See `sample.noise.keyed_noise`."""
+    return _noise(rows, positions.contiguous(), token_ids, keys, temperature, 0)
+
+
+def noise_ahead(
+    rows: Tensor, lens: Tensor, token_ids: Tensor, keys: Tensor, temperature: Tensor
+) -> Tensor:
+    """See `sample.noise.noise_ahead`."""
+    return _noise(rows, lens, token_ids, keys, temperature, token_ids.shape[1])
+
+
+def _noise(
+    rows: Tensor,
+    positions: Tensor,
+    token_ids: Tensor,
+    keys: Tensor,
+    temperature: Tensor,
+    ahead: int,
+) -> Tensor:
+    """Of tokens [..., n]; with `ahead` positions a row, `positions` are those of rows' newest tokens."""
     out = torch.empty(token_ids.shape, dtype=torch.float32, device=token_ids.device)
+    count = token_ids.shape[-1]
     with torch.cuda.device_of(out):  # type: ignore[no-untyped-call]
-        noise_kernel[token_ids.shape[0],](
+        noise_kernel[out.numel() // count,](
             rows.contiguous(),
-            positions.contiguous(),
+            positions,
             token_ids.contiguous(),
             keys,
             temperature,
             out,
+            ahead,
             keys.shape[0] - 1,
-            token_ids.shape[1],
+            count,
             keys.stride(0),
             temperature.stride(0),
+            positions.stride(0),
+            AHEAD=ahead > 0,
             BLOCK=_NOISE,
             num_warps=4,
         )

@@ -156,17 +156,23 @@ def learn_kernel(
     tl.store(claimed + at_table, tl.load(claimed + at_table) * keep + claims)
 
 
-@triton.jit(do_not_specialize=["spare", "count", "k_stride", "t_stride"])
+@triton.jit(do_not_specialize=["ahead", "spare", "count", "k_stride", "t_stride", "p_stride"])
 def noise_kernel(
     rows, positions, tokens, keys, temperature, out,
-    spare, count, k_stride, t_stride,
-    BLOCK: tl.constexpr,
+    ahead, spare, count, k_stride, t_stride, p_stride,
+    AHEAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Noise of some tokens of one position."""
+    """Noise of some tokens of one position; with AHEAD of one of `ahead` positions behind a row's newest."""
     spot = tl.program_id(0).to(tl.int64)
-    row = tl.load(rows + spot).to(tl.int64)
-    row = tl.where(row < 0, spare, row)
-    word_0, word_1 = noise_words(tl.load(keys + row * k_stride), tl.load(positions + spot))
+    if AHEAD:
+        row = tl.load(rows + spot // ahead).to(tl.int64)
+        row = tl.where(row < 0, spare, row)
+        position = tl.load(positions + row * p_stride) + 1 + spot % ahead
+    else:
+        row = tl.load(rows + spot).to(tl.int64)
+        row = tl.where(row < 0, spare, row)
+        position = tl.load(positions + spot)
+    word_0, word_1 = noise_words(tl.load(keys + row * k_stride), position)
     heat = tl.load(temperature + row * t_stride).to(tl.float32)
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
