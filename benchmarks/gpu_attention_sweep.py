@@ -107,7 +107,8 @@ _ONE = Units(lengths=(128, 256, 64))
 _MANY = Units(lengths=(ALL, 1024, 512), halves=(True,))
 _SMALL = Units(lengths=(ALL, 256), halves=(True,))
 _BLOCK = Nodes((16,), block=True)
-_FORKS = {"m64": ((64, 4, 3), (32, 4, 4), (64, 4, 2)), "m16": ((64, 4, 3), (128, 4, 2), (64, 2, 3))}
+_NARROWER = {"m16": ((64, 4, 3), (128, 4, 2), (64, 2, 3))}
+_FORKS = {"m64": ((64, 4, 3), (32, 4, 4), (64, 4, 2)), **_NARROWER}
 
 POINTS = (
     _point(8, 1024, 16, _FEW, m64=WIDE, m32=((64, 4, 3),)),
@@ -127,7 +128,10 @@ POINTS = (
     _point(1, 1024, 32, _ONE, **_FORKS, m128=((64, 8, 2), (32, 8, 3))),
     _point(1, 1024, 1, _ONE, m16=NARROW, m64=((64, 4, 2), (32, 4, 3))),
     _point(1, 1024, _BLOCK, _ONE, **_FORKS),
-    _point(32, 1024, _BLOCK, _FEW, m64=WIDE[:4]),
+    _point(4, 1024, 16, Units(lengths=(128, 256, 320), halves=(True,)), m64=WIDE, **_NARROWER),
+    _point(16, 1024, 16, Units(lengths=(512, 256, ALL), halves=(True,)), m64=WIDE),
+    _point(8, 4096, 16, Units(lengths=(1024, 2048, 512), halves=(True,)), m64=WIDE[:4]),
+    _point(32, 1024, _BLOCK, Units(lengths=(ALL, 512, 256), halves=(True,)), m64=DEEP),
     _point(64, 1024, _BLOCK, _MANY, m64=WIDE[:4]),
     _point(1024, 400, 1, _SMALL, m16=NARROW),
     _point(1024, 400, 8, _SMALL, m32=(*MIDDLE, (128, 4, 2)), m64=((64, 4, 3), (128, 4, 3))),
