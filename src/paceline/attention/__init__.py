@@ -21,6 +21,7 @@ BACKENDS: Registry[Callable[[], AttentionBackend]] = Registry(
         "cpu": "paceline.attention.cpu:CpuAttention",
         "tiled": "paceline.attention.tiled:TiledAttention",
         "triton": "paceline.attention.triton:TritonAttention",
+        "triton-invariant": "paceline.attention.triton_invariant:InvariantTritonAttention",
         "sdpa": "paceline.attention.sdpa:SdpaAttention",
         "reference": "paceline.attention.reference:ReferenceAttention",
     },
@@ -41,6 +42,8 @@ def choose(
     dtype: torch.dtype,
     page_size: int,
     prefer: str | None = None,
+    *,
+    invariant: bool = False,
 ) -> tuple[AttentionBackend, tuple[str, ...]]:
     """Return the first backend that does not refuse, and notes on those that did.
 
@@ -50,6 +53,7 @@ def choose(
         dtype: the pool's dtype.
         page_size: tokens per page.
         prefer: a backend's name, asked before the others.
+        invariant: ask only those whose bits do not depend on who shares a pass.
 
     Returns:
         The backend, and one note for each that was asked and refused, with its reason.
@@ -65,6 +69,8 @@ def choose(
     reasons: list[str] = []
     for name in names:
         answer = _ask(name, layout, device, dtype, page_size)
+        if not isinstance(answer, str) and invariant and not answer.invariant:
+            answer = "its bits depend on who shares a pass"
         if not isinstance(answer, str):
             return answer, tuple(f"{reason}; using {name}" for reason in reasons)
         reasons.append(f"attention backend {name} not used: {answer}")

@@ -35,6 +35,7 @@ from paceline.draft.base import Drafter, TargetInfo
 from paceline.engine.alarm import Alarm
 from paceline.engine.control import Control
 from paceline.engine.draft_weights import draft_weights, light_head
+from paceline.engine.invariance import arithmetic
 from paceline.engine.memory import pages_for, size_pool
 from paceline.engine.network_runtime import NetworkRuntime
 from paceline.engine.proposers import HostProposer, MergedProposer, NetworkProposer
@@ -52,7 +53,6 @@ from paceline.sample.verifier import verify
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paceline.attention.base import AttentionBackend
     from paceline.engine.proposers import Proposer
     from paceline.models import LoadedModel
 
@@ -147,29 +147,6 @@ def load_target(resolved: EngineConfig) -> LoadedModel:
     )
 
 
-def resolve_invariance(asked: bool | None, backend: AttentionBackend) -> tuple[bool, str]:
-    """Whether a row's bits are independent of its company, and a note that says so.
-
-    Attention decides: a CPU's products promise the same for every dtype that it serves.
-
-    Raises:
-        ConfigError: it was asked for, and this machine's attention cannot.
-    """
-    name = type(backend).__name__
-    if asked and not backend.invariant:
-        msg = (
-            f"batch_invariant was asked for, but {name} computes a row differently in other "
-            "company; use a CPU and float32, bfloat16 or float16, or leave the option out"
-        )
-        raise ConfigError(msg)
-    if not backend.invariant:
-        return False, (
-            f"batch-invariant: no ({name}); in 16 bits a near-tie may fall differently with a "
-            "drafter than without"
-        )
-    return True, "batch-invariant: yes, outputs equal plain decoding bit by bit"
-
-
 def build_proposer(
     config: DraftConfig,
     target: TargetInfo,
@@ -261,9 +238,17 @@ def build_parts(
         KVPool(layout, layers, size.num_pages, cache.page_size, dtype, device)
         for layout, layers in layouts
     ]
-    backend, why = choose(layouts[0][0], device, dtype, cache.page_size)
-    invariant, invariance = resolve_invariance(resolved.batch_invariant, backend)
-    runner = ModelRunner(loaded.net, pools[0], backend, aux_layers=spec.aux_layers)
+    chosen = arithmetic(
+        resolved.batch_invariant, loaded.net, layouts[0][0], device, dtype, cache.page_size
+    )
+    runner = ModelRunner(
+        loaded.net,
+        pools[0],
+        chosen.backend,
+        aux_layers=spec.aux_layers,
+        product=chosen.product,
+        head=chosen.head,
+    )
     pages_per_row = pages_for(size.max_len, tail, cache.page_size)
     rows = RowTable(
         num_rows=cache.max_rows,
@@ -296,11 +281,11 @@ def build_parts(
         pages_per_row=pages_per_row,
         scratch=spec.scratch,
     )
-    notes = (*loaded.notes, *why, invariance, size.note)
+    notes = (*loaded.notes, *chosen.notes, size.note)
     for note in notes:
         log.info("%s", note)
     return Parts(
-        config=replace(resolved, cache=cache, batch_invariant=invariant),
+        config=replace(resolved, cache=cache, batch_invariant=chosen.invariant),
         model_config=model,
         device=device,
         loaded=loaded,

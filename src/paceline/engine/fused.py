@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.engine.fused_native import native_pass
-from paceline.engine.fused_ops import OpsPass
+from paceline.engine.fused_ops import OpsPass, Product
 from paceline.engine.fused_pass import FusedPass
 
 if TYPE_CHECKING:
@@ -20,7 +20,11 @@ __all__ = ["FusedPass", "fuse"]
 
 
 def fuse(
-    net: Decoder | str, pool: KVPool, backend: AttentionBackend, aux_layers: tuple[int, ...] = ()
+    net: Decoder | str,
+    pool: KVPool,
+    backend: AttentionBackend,
+    aux_layers: tuple[int, ...] = (),
+    product: type[Product] = Product,
 ) -> FusedPass | str:
     """Return the fused pass, or the reason why there is none, as a clause.
 
@@ -29,6 +33,7 @@ def fuse(
         pool: its pool.
         backend: its attention.
         aux_layers: layers that will be tapped; the network itself complains of wrong ones.
+        product: how matrices are multiplied where there is a choice: in a pass of operators.
     """
     if isinstance(net, str):
         return net
@@ -37,5 +42,5 @@ def fuse(
     if backend.fusable:
         return native_pass(net, pool)
     if pool.device.type == "cuda":
-        return OpsPass(net, pool, backend)
+        return OpsPass(net, pool, backend, product)
     return "attention is not an own CPU kernel"

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
-    """A matrix [N, K] and its bias [N]."""
+class Product:
+    """A matrix [N, K] and its bias [N]; multiplied by what is fastest for the number of rows."""
 
     weight: Tensor | PackedWeight
     bias: Tensor | None
@@ -60,12 +60,12 @@ class _Layer:
     site: AttnSite
     k_cache: Tensor  # [Hkv, S, D]
     v_cache: Tensor  # [Hkv, S, D]
-    qkv: _Product
+    qkv: Product
     head_norms: tuple[Tensor, Tensor] | None  # [D] of queries, [D] of keys
-    out: _Product
+    out: Product
     mlp_norm: Tensor  # [H]
-    gate_up: _Product
-    down: _Product
+    gate_up: Product
+    down: Product
     next_norm: Tensor  # [H], the next layer's first, or the network's last
 
 
@@ -76,18 +76,25 @@ class OpsPass(FusedPass):
         net: the network's parts. Parameters may change in place, but not be exchanged.
         pool: where keys and values go.
         backend: attention over the pool.
+        product: how matrices are multiplied.
     """
 
     one_call = False
 
-    def __init__(self, net: Decoder, pool: KVPool, backend: AttentionBackend) -> None:
+    def __init__(
+        self,
+        net: Decoder,
+        pool: KVPool,
+        backend: AttentionBackend,
+        product: type[Product] = Product,
+    ) -> None:
         self._net = net
         self._pool = pool
         self._backend = backend
         norms = [layer.attention_norm.weight for layer in net.layers]
         self._first_norm = norms[0]
         following = zip(net.layers, [*norms[1:], net.norm.weight], strict=True)
-        self._layers = [_layer(layer, norm, pool) for layer, norm in following]
+        self._layers = [_layer(layer, norm, pool, product) for layer, norm in following]
 
     def forward(self, batch: ForwardBatch, aux_layers: tuple[int, ...]) -> ForwardOutput:
         """See `FusedPass`."""
@@ -118,11 +125,11 @@ class OpsPass(FusedPass):
         return ForwardOutput(hidden=normed, aux=aux)
 
 
-def _layer(layer: PreNormLayer, next_norm: Tensor, pool: KVPool) -> _Layer:
+def _layer(layer: PreNormLayer, next_norm: Tensor, pool: KVPool, kind: type[Product]) -> _Layer:
     attention, mlp = layer.attention, layer.mlp
 
-    def product(linear: Linear) -> _Product:
-        return _Product(linear.weight, linear.bias)
+    def product(linear: Linear) -> Product:
+        return kind(linear.weight, linear.bias)
 
     head_norms = None
     if attention.q_norm is not None and attention.k_norm is not None:

@@ -13,8 +13,11 @@ import torch
 
 from paceline.attention.base import PagedAttend
 from paceline.engine.fused import FusedPass, fuse
+from paceline.engine.fused_ops import Product
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from paceline.attention.base import AttentionBackend
@@ -33,6 +36,8 @@ class ModelRunner:
         pool: where its keys and values live; the only mutable thing a pass touches.
         backend: computes attention over the pool.
         aux_layers: layers whose output is tapped for a drafter.
+        product: how matrices are multiplied, see `fuse`.
+        head: hidden states to logits; None: the network's.
     """
 
     def __init__(
@@ -42,12 +47,15 @@ class ModelRunner:
         backend: AttentionBackend,
         *,
         aux_layers: tuple[int, ...] = (),
+        product: type[Product] = Product,
+        head: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.net = net
         self.pool = pool
         self.backend = backend
         self.aux_layers = aux_layers
-        fused = fuse(net.decoder(), pool, backend, aux_layers)
+        fused = fuse(net.decoder(), pool, backend, aux_layers, product)
+        self._head = head or net.head
         self._fused = fused if isinstance(fused, FusedPass) else None
         how = f"one by one: {fused}" if self._fused is None else type(self._fused).__name__
         log.debug("layers run as %s", how)
@@ -69,4 +77,4 @@ class ModelRunner:
     @torch.inference_mode()
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [M, V] of final hidden states [M, H]."""
-        return self.net.head(hidden)
+        return self._head(hidden)
