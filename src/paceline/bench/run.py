@@ -149,15 +149,27 @@ def run_one_way(
     *,
     stop_ids: frozenset[int],
     progress: Progress = lambda done, total: None,  # noqa: ARG005
+    turn: int = 0,
+    baseline_logprobs: int = 0,
 ) -> Slice:
     """Run every task once, one way: for acceptance, which needs no baseline beside it.
+
+    Args:
+        engine: idle.
+        tasks: what to answer.
+        settings: how.
+        way: with the engine's drafter or without.
+        stop_ids: end-of-text ids.
+        progress: told after each answer.
+        turn: another one finds nothing cached and nothing learned of those before.
+        baseline_logprobs: ask the baseline for this many log-probabilities per token.
 
     Raises:
         RequestError: a prompt cannot be served.
         PacelineError: a request ended with an error.
     """
-    runner = _Runner(engine, tasks, settings, stop_ids, 0, progress)
-    return runner.run_slice(list(range(len(tasks))), 0, way)
+    runner = _Runner(engine, tasks, settings, stop_ids, baseline_logprobs, progress)
+    return runner.run_slice(list(range(len(tasks))), turn, way)
 
 
 @dataclass(slots=True)

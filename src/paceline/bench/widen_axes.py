@@ -99,9 +99,10 @@ class Axis:
 
     def copied(self, tensor: Tensor, dim: int) -> Tensor:
         """Grow a dimension of what writes it; 0 at silent indices."""
-        found = tensor.index_select(dim, self.source.clamp(min=0))
+        source = self.source.to(tensor.device)
+        found = tensor.index_select(dim, source.clamp(min=0))
         if self.num_silent:
-            found.index_fill_(dim, (self.source == SILENT).nonzero().squeeze(1), 0)
+            found.index_fill_(dim, (source == SILENT).nonzero().squeeze(1), 0)
         return found
 
     def shared(self, matrix: Tensor, noise: torch.Generator) -> Tensor:
@@ -111,10 +112,13 @@ class Axis:
             matrix: [..., m].
             noise: fills the columns of silent indices, with the deviation that the matrix has.
         """
-        found = matrix.index_select(-1, self.source.clamp(min=0)).mul_(self.share.to(matrix.dtype))
+        source = self.source.to(matrix.device)
+        found = matrix.index_select(-1, source.clamp(min=0))
+        found.mul_(self.share.to(matrix.device, matrix.dtype))
         if self.num_silent:
-            at = (self.source == SILENT).nonzero().squeeze(1)
-            drawn = torch.randn(*matrix.shape[:-1], len(at), generator=noise)
+            at = (source == SILENT).nonzero().squeeze(1)
+            # Drawn on the CPU: the same numbers on every device.
+            drawn = torch.randn(*matrix.shape[:-1], len(at), generator=noise).to(matrix.device)
             found[..., at] = (drawn * matrix.float().std()).to(matrix.dtype)
         return found
 
@@ -152,7 +156,7 @@ class Recipe:
         return round(size * (1 - live))
 
     def make(self, tensor: Tensor, dtype: torch.dtype, key: str) -> Tensor:
-        """Make the new tensor in `dtype`; whole numbers keep theirs.
+        """Make the new tensor in `dtype`, on the old one's device; whole numbers keep theirs.
 
         Args:
             tensor: the old one.
@@ -160,7 +164,7 @@ class Recipe:
             key: what random numbers are drawn for: the same key, the same numbers.
         """
         if self.zero:
-            return torch.zeros(self.shape(tensor.shape), dtype=dtype)
+            return torch.zeros(self.shape(tensor.shape), dtype=dtype, device=tensor.device)
         if not tensor.is_floating_point():
             return tensor
         if self.gain != 1.0:  # rounded once

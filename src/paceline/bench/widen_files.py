@@ -32,6 +32,7 @@ from paceline.ops.packed import Groups
 log = logging.getLogger(__name__)
 
 FACTS = "widened.json"
+CPU = torch.device("cpu")
 _SHOWN = 8  # tensors named in a message
 _ROOM = 256 << 20  # bytes for tokenizers, headers and whatever else writes to the disk
 Progress: TypeAlias = Callable[[int, int], None]  # megabytes done, in all
@@ -140,7 +141,7 @@ def write(
     def tensors(part: Part, shard: Sequence[Piece]) -> Iterator[Tensor]:
         nonlocal done
         for piece in shard:
-            yield _made(part, piece, seed)
+            yield made(part, piece, seed)
             done += piece.spec.nbytes
             progress(done // 1_000_000, total // 1_000_000)
 
@@ -169,9 +170,11 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def _made(part: Part, piece: Piece, seed: int) -> Tensor:
+def made(part: Part, piece: Piece, seed: int, device: torch.device = CPU) -> Tensor:
+    """A new tensor, made on the device."""
     found = part.source.read(piece.origin)
     old = found.dequantize(piece.dtype) if isinstance(found, Groups) else found
+    old = old.to(device)
     return piece.recipe.make(old, piece.dtype, f"{seed}/{part.name}/{piece.name}")
 
 

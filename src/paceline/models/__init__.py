@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,7 @@ __all__ = [
     "LoadedModel",
     "ModelFiles",
     "load",
+    "load_from",
     "load_random",
     "read_config",
     "resolve",
@@ -133,12 +135,42 @@ def load_random(
     Raises:
         ModelError: the configuration is missing, malformed or asks for what is not supported.
     """
+    notes = (f"weights: random, seed {seed}; what the model says means nothing",)
+
+    def made(net: CausalLM) -> TensorSource:
+        return RandomTensors(net, files.path, device=device, dtype=dtype, seed=seed)
+
+    return load_from(files, made, device=device, dtype=dtype, weights=weights, notes=notes)
+
+
+def load_from(
+    files: ModelFiles,
+    source: Callable[[CausalLM], TensorSource],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    weights: WeightMode,
+    notes: tuple[str, ...],
+) -> LoadedModel:
+    """Build a network from its configuration and fill it with tensors that are in no file.
+
+    Args:
+        files: from `resolve`; only the configuration is read.
+        source: the tensors of a network that has none yet, one at a time.
+        device: where the network lives.
+        dtype: of activations and plain weights.
+        weights: how matrices are kept on a CPU, as for `load`.
+        notes: where the tensors come from.
+
+    Raises:
+        ModelError: the configuration is missing, malformed or asks for what is not supported, or the
+            tensors do not fit it.
+    """
     config = read_config(files)
     net = MODELS.get(config.architecture)(config, dtype=dtype, device="meta")
-    source = RandomTensors(net, files.path, device=device, dtype=dtype, seed=seed)
-    tables.load(net, source, tables.Placement(device=device, dtype=dtype, weights=weights))
+    placement = tables.Placement(device=device, dtype=dtype, weights=weights)
+    tables.load(net, source(net), placement)
     net.rope.to(device)
-    notes = (f"weights: random, seed {seed}; what the model says means nothing",)
     return LoadedModel(net=net.eval(), config=config, files=files, notes=notes)
 
 
