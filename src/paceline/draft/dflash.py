@@ -24,7 +24,7 @@ from torch import Tensor
 from paceline.core import tree
 from paceline.draft import checkpoint_folder
 from paceline.draft.base import DrafterSpec
-from paceline.draft.candidates import SAMPLED, Calibration, Candidates, Gains, chunk, rank
+from paceline.draft.candidates import SAMPLED, Calibration, Candidates, Gains, batches, rank
 from paceline.draft.dflash_checkpoint import load
 from paceline.draft.dflash_net import DFlashNet
 from paceline.ops import drafts
@@ -108,11 +108,9 @@ class DFlashBlock:
         # Reading this is free on a CPU, where ranking more candidates than needed is not.
         greedy = temperature.is_cpu and not bool((temperature > 0).any())
         count = max(count, _GREEDY if greedy else SAMPLED)
-        most = chunk(self.net.target.config.vocab_size, rows.device)
-        step = max(1, most // self.num_positions)  # logits of all rows at once would be large
+        vocab = self.net.target.config.vocab_size
         parts = []
-        for start in range(0, rows.shape[0], step):
-            part = slice(start, start + step)
+        for part in batches(rows.shape[0], self.num_positions, vocab, rows.device):
             inputs = rows[part], hidden[part], temperature[part]
             parts.append(self._ranked(*inputs, count, greedy=greedy))
         found = Candidates.cat(parts)

@@ -31,7 +31,7 @@ from paceline.core import tree
 from paceline.core.errors import ConfigError
 from paceline.draft import checkpoint_folder
 from paceline.draft.base import DrafterSpec
-from paceline.draft.candidates import SAMPLED, Calibration, Candidates, chunk, rank
+from paceline.draft.candidates import SAMPLED, Calibration, Candidates, batches, rank
 from paceline.draft.eagle3_checkpoint import load
 from paceline.draft.eagle3_growth import Growth, Level, along, num_children
 from paceline.ops import drafts
@@ -157,11 +157,9 @@ class Eagle3Drafter:
         # Reading this is free on a CPU, where ranking more candidates than needed is not.
         greedy = temperature.is_cpu and not bool((temperature > 0).any())
         nodes = hidden.shape[1]
-        most = chunk(self.net.config.draft_vocab_size, rows.device)
-        step = max(1, most // nodes)  # logits of all rows at once would be large
+        vocab = self.net.config.draft_vocab_size
         parts = []
-        for start in range(0, rows.shape[0], step):
-            part = slice(start, start + step)
+        for part in batches(rows.shape[0], nodes, vocab, rows.device):
             inputs = rows[part], hidden[part], temperature[part]
             parts.append(self._ranked(*inputs, depth, greedy=greedy))
         return Candidates.cat(parts)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from paceline.draft.candidates import Calibration, Candidates, rank
+from paceline.draft.candidates import Calibration, Candidates, batches, rank
 from paceline.sample.noise import gumbel, hash_tokens, noise_words_of
 
 VOCAB = 500
@@ -91,6 +92,21 @@ def test_the_largest_of_many_are_found_in_two_stages(vocab: int) -> None:
         again = rank(logits, torch.zeros(2), torch.zeros_like, plain(3), count)
         assert torch.equal(again.ids, got.ids)
         torch.testing.assert_close(got.weights, logits.log_softmax(-1).gather(-1, got.ids))
+
+
+def test_logits_exist_in_parts_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows are in one part, in order; a GPU has 960 at once if it is large, a small one fewer."""
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    for rows, positions in ((0, 15), (1, 15), (9, 15), (64, 200), (7, 128)):
+        parts = batches(rows, positions, 151_936, cpu)
+        assert [i for part in parts for i in range(rows)[part]] == list(range(rows))
+        sizes = {len(range(rows)[part]) for part in parts}
+        assert all(size * positions <= max(128, positions) for size in sizes)
+    assert [len(range(9)[part]) for part in batches(9, 15, 97, cpu)] == [5, 4]
+    for memory, count in ((140 << 30, 1), (24 << 30, 2), (8 << 30, 5)):
+        named = SimpleNamespace(total_memory=memory)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, named=named: named)
+        assert len(batches(64, 15, 151_936, gpu)) == count
 
 
 def test_a_perfect_drafter_is_always_right() -> None:
