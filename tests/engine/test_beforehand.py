@@ -169,8 +169,8 @@ def test_a_start_is_cut_short(model: Path, caplog: pytest.LogCaptureFixture) -> 
     graphs = made(engine(model, method="none"), Sized())
     clock = ticking(10.0)
     note = capture_usual(graphs, most_seconds=25, clock=lambda: next(clock))
-    assert graphs.num_captured == 2
-    assert "2 of 6 captured" in note
+    assert graphs.num_captured == 3
+    assert "3 of 6 captured" in note
     assert "not all, because 25 s were over" in note
     assert [r.levelno for r in caplog.records if r.getMessage() == note] == [logging.WARNING]
 
@@ -230,7 +230,7 @@ def test_no_more_than_was_set_aside(model: Path, caplog: pytest.LogCaptureFixtur
     graphs.set_aside = 3 * MB
     note = capture_usual(graphs)
     assert graphs.num_captured == 3
-    assert "set aside for graphs were taken" in note
+    assert "the memory set aside for graphs is taken" in note
     for i, k in enumerate([3, 5, 7]):
         params = SamplingParams(max_tokens=4, temperature=1.0, top_k=k, logprobs=i)
         run(eng, [request(f"r{i}", [5, 6], params)])
@@ -247,7 +247,12 @@ def test_a_trial_says_what_all_will_take(model: Path) -> None:
     assert count > len(graphs.ladder.usual(graphs.kinds))
     assert trial(graphs) == 10 * MB + 10 * MB * (1.5 * count - 1)
     assert graphs.num_captured == 6
-    assert trial(made(engine(model, method="none"), Sized(room=0))) == 0
+    nothing = made(engine(model, method="none"), Sized(room=0))
+    assert trial(nothing) == 0
+    assert "0 of 6 captured" in capture_usual(nothing)
+    little = made(engine(model, method="none", max_rows=8), Narrow(nbytes=10 * MB))
+    assert trial(little) > 60 * MB, "of what there is memory for"
+    assert {key.rows for key in little._graphs} == {1, 2, 4}
     assert set_aside([100 * MB, 9 * MB, 11 * MB], 4) == 100 * MB + 5 * 10 * MB
     assert set_aside([100 * MB, 0, 0], 4) == 100 * MB + 5 * 4 * MB, (
         "a driver's step may hide a graph"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from paceline.core.device import lacks_memory
 from paceline.engine.graphs import REMEDY
 
 if TYPE_CHECKING:
+    from paceline.engine.graph_keys import GraphKey
     from paceline.engine.graphs import GraphCache
 
 log = logging.getLogger(__name__)  # the command line shows its INFO too: a start takes longer
@@ -55,27 +56,21 @@ def capture_usual(
     """
     keys = graphs.ladder.usual(graphs.kinds)
     started, made = clock(), 0
-    too_large: int | None = None  # tokens
     lack = ""
-    for key in keys:
+    for key, fits in _tried(graphs, keys):
+        if not fits:
+            lack = f"there was no memory for steps of {key.tokens} tokens. {REMEDY}"
+            continue
+        made += 1
+        progress(made, len(keys))
+        if made == len(keys):
+            break
         if clock() - started > most_seconds:
             lack = f"{most_seconds:g} s were over"
             break
         if graphs.room is not None and graphs.room <= 0:
-            lack = f"the {graphs.nbytes / _GB:.2f} GB set aside for graphs were taken. {REMEDY}"
+            lack = f"the memory set aside for graphs is taken. {REMEDY}"
             break
-        if too_large is not None and key.tokens >= too_large:
-            continue
-        try:
-            graphs.make(key)
-        except RuntimeError as error:
-            if not lacks_memory(error):
-                raise
-            too_large = key.tokens
-            lack = f"there was no memory for steps of {too_large} tokens. {REMEDY}"
-            continue
-        made += 1
-        progress(made, len(keys))
     what = f"{made}" if made == len(keys) else f"{made} of {len(keys)}"
     note = (
         f"CUDA graphs: {what} captured in {clock() - started:.1f} s, {graphs.nbytes / _GB:.2f} GB"
@@ -95,15 +90,31 @@ def trial(graphs: GraphCache) -> int:
         graphs: of an engine that differs from the one to be served in its pool alone.
     """
     sizes: list[int] = []
-    for key in graphs.ladder.usual(graphs.kinds)[:_TRIALS]:
-        try:
+    for key, fits in _tried(graphs, graphs.ladder.usual(graphs.kinds)):
+        if fits:
             sizes.append(graphs.make(key).nbytes)
-        except RuntimeError as error:
-            if not lacks_memory(error):
-                raise
+        if len(sizes) == _TRIALS:
             break
     widest = replace(graphs.ladder, max_pages=_ANY_PAGES)
     return set_aside(sizes, len(widest.usual(graphs.kinds)))
+
+
+def _tried(graphs: GraphCache, keys: Sequence[GraphKey]) -> Iterator[tuple[GraphKey, bool]]:
+    """Capture one by one: each key, and whether there was memory for it.
+
+    Where there was none, steps of as many tokens or more are not tried.
+    """
+    too_large: int | None = None  # tokens
+    for key in keys:
+        if too_large is not None and key.tokens >= too_large:
+            continue
+        try:
+            graphs.make(key)
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
+            too_large = key.tokens
+        yield key, too_large != key.tokens
 
 
 def set_aside(sizes: Sequence[int], count: int) -> int:
