@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import cast
 
 from torch import Tensor
-from torch.nn import functional
 
 from paceline.ops import calls
 from paceline.ops.dispatch import implementation
@@ -88,10 +87,12 @@ def linear_f32(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
 
 def embedding(token_ids: Tensor, weight: Tensor | PackedWeight) -> Tensor:
     """Return the table's rows at token_ids: [T] int64, weight [V, H] -> [T, H]."""
+    if isinstance(weight, Tensor):
+        return cast(
+            "Tensor", implementation("embedding", _type(weight), weight.dtype)(token_ids, weight)
+        )
     if calls.ANNOUNCES:
         calls.announce("embedding", "table", token_ids, weight)
-    if isinstance(weight, Tensor):
-        return functional.embedding(token_ids, weight)
     return weight.rows(token_ids)
 
 

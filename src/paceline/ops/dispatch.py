@@ -80,6 +80,7 @@ OPS: dict[str, tuple[Line, ...]] = {
         op: (_native(f"fused:{op}"), _triton(f"fused:{op}"), _reference(f"fused:{op}"))
         for op in ("rms_norm", "add_rms_norm", "rope", "silu_mul", "kv_write")
     },
+    "embedding": (_triton("embedding:embedding"), _reference("embedding:embedding")),
     "rope_write": (_triton("fused:rope_write"), _reference("fused:rope_write")),
     "context_write": (
         _triton("context:context_write"),

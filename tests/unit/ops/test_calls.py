@@ -60,7 +60,7 @@ def test_every_operator_of_a_pass_is_named(tiny_checkpoint) -> None:
     whole = ["embedding", "rms_norm", *layer, "add_rms_norm", *layer, "add_rms_norm"]
     assert names[: len(whole)] == whole
     assert names[len(whole)] == "linear_f32"
-    assert found[0].startswith("embedding [table] int64[3] cpu, float64[97, 64] cpu")
+    assert found[0].startswith("embedding [torch] int64[3] cpu, float64[97, 64] cpu")
     assert any(
         re.match(r"linear \[.*\] float64\[3, 64\] cpu, float64\[128, 64\]", x) for x in found
     )
@@ -91,7 +91,7 @@ def test_a_call_is_said_before_it_fails(caplog: pytest.LogCaptureFixture) -> Non
         with pytest.raises(IndexError):
             ops.embedding(torch.tensor([9]), torch.zeros(3, 4))
     assert "float32[2, 5] cpu, float32[3, 4] cpu, None" in caplog.messages[0]
-    assert caplog.messages[1] == "embedding [table] int64[1] cpu, float32[3, 4] cpu"
+    assert caplog.messages[1] == "embedding [torch] int64[1] cpu, float32[3, 4] cpu"
 
 
 def test_arguments_are_described_in_a_few_words() -> None:
