@@ -1,7 +1,7 @@
 """Measures products of few rows on a GPU: the library's against Triton's, and sweeps over tiles.
 
 What it answers: microseconds of the products of a Qwen3-8B layer and of its head, with what follows
-folded in where an operator does that (`linear_add_rms_norm`), for passes of 1 to 64 rows; which tiles
+folded in where an operator does that (`linear_add_rms_norm`), for passes of 1 to 128 rows; which tiles
 are the fastest; and which share of the rate at which this memory can be read each reaches.
 
 Each operator is captured many times in one graph, over enough copies of its weights that none is in
@@ -14,7 +14,8 @@ float32 before they are timed; wrong ones fail the run, at its end. The sweep ta
     python benchmarks/gpu_linear.py --table src/paceline/ops/triton/linear_table.py
 
 The second writes the lines of what was faster than the library into the table, which everything that
-is started afterwards uses. Needs PyTorch and Triton, nothing else. Takes a minute and a half.
+is started afterwards uses; with `--blocks 128` those alone, and the others stay. Needs PyTorch and
+Triton, nothing else. Takes a minute and a half.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ from torch import Tensor
 from paceline.bench.machine import Json, machine, source, versions
 from paceline.ops.reference import linear as reference
 from paceline.ops.triton import fused, linear
-from paceline.ops.triton.linear_table import BLOCKS, Tiles
+from paceline.ops.triton.linear_table import BLOCKS, TABLE, Tiles
 
 CUDA, DTYPE, EPS = torch.device("cuda"), torch.bfloat16, 1e-6
 PEAK = 4.24e12  # bytes a second: the best that a plain read of this memory was seen to reach on an H200
 COLD = 400 << 20  # bytes of weights between two uses of a copy, several times what a cache holds
 READ = 1 << 31  # bytes that a graph reads at least
 SHARED = 227 << 10  # bytes of a processor's shared memory that a program can have
-ROWS = {16: (1, 8, 16), 32: (32,), 64: (64,)}  # what is measured of each of BLOCKS
+ROWS = {16: (1, 8, 16), 32: (32,), 64: (64,), 128: (128,)}  # what is measured of each of BLOCKS
 
 
 Table = dict[tuple[str, int, int], dict[int, Tiles]]
@@ -86,12 +87,23 @@ TILES = (
     Tiles(block_n=128, block_k=64, num_stages=6, swap=True),
     Tiles(block_n=32, block_k=256, num_stages=4, num_warps=8),
 )
+# For 128 rows: the rows are read again by every program, so fewer and wider programs.
+WIDE = (
+    Tiles(block_n=64, block_k=128, num_stages=3, num_warps=8),
+    Tiles(block_n=128, block_k=64, num_stages=4, num_warps=8),
+    Tiles(block_n=128, block_k=128, num_stages=3, num_warps=8),
+    Tiles(block_n=64, block_k=128, num_stages=4, num_warps=4, swap=True),
+    Tiles(block_n=128, block_k=64, num_stages=6, num_warps=8, swap=True),
+    Tiles(block_n=64, block_k=64, num_stages=6, num_warps=4),
+    Tiles(block_n=128, block_k=64, num_stages=6, num_warps=8),
+)
 
 
 def candidates(product: Product, block: int, processors: int) -> list[Tiles]:
     """Tiles that fit, in splits that give each processor about one to three programs."""
     found: list[Tiles] = []
-    for tiles in TILES[: len(TILES) if block == BLOCKS[0] else 4]:
+    tried = TILES if block == BLOCKS[0] else TILES[:4] if block <= BLOCKS[2] else WIDE
+    for tiles in tried:
         depth = (tiles.block_n + block) * tiles.block_k * DTYPE.itemsize
         if depth * tiles.num_stages > SHARED:
             continue
@@ -222,7 +234,9 @@ def measure(
     lines: list[Json] = []
     bench = Bench(product, args.repeats)
     processors = torch.cuda.get_device_properties(CUDA).multi_processor_count
-    for block, share in zip(BLOCKS, (0.6, 0.2, 0.2), strict=True):
+    shares = {block: 3.0 if block == BLOCKS[0] else 1.0 for block in args.blocks}
+    for block in args.blocks:
+        share = shares[block] / sum(shares.values())
         tried = candidates(product, block, processors)
         found = sweep(bench, tried, block, args.sweep * product.time * share)
         wrong += [f"{product} at {block} rows with {tiles}" for tiles in found.wrong]
@@ -278,6 +292,8 @@ def lines_of(table: Table) -> str:
         return head + "}\n"
     text = head + "\n"
     for (op, n, k), rows in table.items():
+        if not rows:
+            continue
         text += f'    ("{op}", {n}, {k}): {{\n'
         text += "".join(f"        {block}: {written(tiles)},\n" for block, tiles in rows.items())
         text += "    },\n"
@@ -296,13 +312,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="file of the JSON record")
     parser.add_argument("--table", type=Path, help="linear_table.py, whose lines are written anew")
+    parser.add_argument(
+        "--blocks", type=int, nargs="+", choices=BLOCKS, default=BLOCKS, help="most rows of lines"
+    )
     parser.add_argument("--sweep", type=float, default=60.0, help="seconds of all sweeps")
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
     torch.manual_seed(0)
     print("operator                  N      K  rows  library us  share    own us  share  tiles")
     lines: list[Json] = []
-    table: Table = {}
+    table: Table = {
+        key: {block: tiles for block, tiles in kept.items() if block not in args.blocks}
+        for key, kept in TABLE.items()
+    }
     wrong: list[str] = []
     with torch.inference_mode():
         for product in PRODUCTS:

@@ -50,7 +50,7 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("grid, size, tiles", CASES, ids=str)
 def test_products_are_the_definition(grid: Grid, size: tuple[int, int], tiles: Tiles) -> None:
     """Parts and what is made of them, at all sizes, for one row and for most."""
-    for rows in (1, 3, 16, 33, 64):
+    for rows in (1, 3, 16, 33, 64, 128):
         linear_grid.products(grid, rows, size, tiles)
         linear_grid.norms(grid, rows, size, tiles)
 
@@ -61,7 +61,7 @@ def test_products_are_the_definition(grid: Grid, size: tuple[int, int], tiles: T
 def test_sizes_of_a_large_model(size: tuple[int, int], tiles: Tiles) -> None:
     """Long sums."""
     grid = GRIDS[0]
-    for rows in (1, 16, 17, 32, 64):
+    for rows in (1, 16, 17, 32, 64, 100):
         linear_grid.products(grid, rows, size, tiles)
         linear_grid.norms(grid, rows, size, tiles)
     linear_grid.company(grid, size, tiles)
@@ -84,7 +84,7 @@ def test_every_line_of_the_table(line: tuple[str, int, int]) -> None:
         pytest.skip(f"the table is for GPUs of compute capability {CAPABILITY}")
     name, n, k = line
     op = getattr(ops, name)
-    for rows in (1, 2, 8, 16, 17, 32, 33, 64, 65):
+    for rows in (1, 2, 8, 16, 17, 32, 33, 64, 65, 128, 129):
         x, weight, residual, gain = GRIDS[0].inputs(rows, n, k)
         if name == "linear_add_rms_norm":
             found = op(x, weight, residual, gain, EPS)

@@ -62,7 +62,7 @@ def test_nan_stays_where_it_is(tiles: Tiles) -> None:
 LINES = {
     ("linear_add_rms_norm", 96, 64): {16: Tiles(block_n=32, block_k=32, split=2)},
     ("linear", 96, 64): {16: TILES[3], 32: TILES[4]},  # the first is split: not for this operator
-    ("linear_f32", 96, 64): {64: TILES[4]},
+    ("linear_f32", 96, 64): {64: TILES[4], 128: TILES[4]},
 }
 
 
@@ -84,7 +84,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_the_table_chooses(launched: list[int]) -> None:
     """An operator, a size and a number of rows without a line are left to the library."""
-    for rows in (0, 1, 16, 17, 32, 33, 64, 65):
+    for rows in (0, 1, 16, 17, 32, 33, 64, 65, 128, 129):
         x, weight, residual, gain = GRID.inputs(rows, 96, 64)
         found = linear.linear_add_rms_norm(x, weight, residual, gain, EPS)
         want = reference.linear_add_rms_norm(x, weight, residual, gain, EPS)
@@ -96,7 +96,7 @@ def test_the_table_chooses(launched: list[int]) -> None:
         for one, other in pairs:
             assert one.dtype == other.dtype
             torch.testing.assert_close(one, other, atol=2e-3, rtol=2e-3)
-    assert launched == [1, 16, 17, 32, 33, 64]
+    assert launched == [1, 16, 17, 32, 33, 64, 65, 128]
     launched.clear()
     x, weight, residual, gain = GRID.inputs(3, 64, 96)
     linear.linear_add_rms_norm(x, weight, residual, gain, EPS)

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.ops.triton import overlap
 from paceline.ops.triton.attention_kernels import attend_kernel, join_kernel
 from paceline.ops.triton.sizes import power_of_two
 
@@ -174,6 +175,7 @@ def attend(
             ONE_WORD=one_word,
             CAUSAL=causal,
             HAS_WINDOW=window is not None,
+            **overlap.arguments(out),
             num_warps=tiles.num_warps,
             num_stages=tiles.num_stages,
         )
@@ -197,6 +199,7 @@ def attend(
                 UNITS=min(_JOIN_UNITS, power_of_two(planned.units)),
                 BLOCK_M=_JOIN_M,
                 COLUMNS=_JOIN_COLUMNS,
+                **overlap.arguments(out),
                 num_warps=1,
                 num_stages=1,
             )

@@ -9,19 +9,26 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from paceline.ops.triton.overlap_kernels import follow
+
 
 @triton.jit
-def _merge(peak, total, acc, peak_2, total_2, acc_2):
-    """Join two parts of a softmax: highest score, sum of weights, weighted values.
-
-    Rounded as written, whatever is compiled around it: two kernels must agree on every bit.
-    """
-    joint = tl.maximum(peak, peak_2)
-    base = tl.where(joint == float("-inf"), 0.0, joint)
-    first = tl.exp2(peak - base)
-    second = tl.exp2(peak_2 - base)
-    acc = tl.fma(acc, first[:, None], acc_2 * second[:, None])
-    return joint, tl.fma(total, first, total_2 * second), acc
+def _units(
+    partial, stats, at, at_d, live, here, unit, units, everything, packed,
+    DIM: tl.constexpr, UNITS: tl.constexpr,
+):  # fmt: skip
+    """Peaks, then totals, then weighted values of some units; of one that is not there they add nothing."""
+    peaks, totals, accs = (), (), ()
+    for i in tl.static_range(UNITS):
+        own = at + (unit + i) * packed
+        there = live & (unit + i < units)
+        # Past the first-level cache, which may hold what lay there before.
+        peak = tl.load(stats + own, mask=there, other=float("-inf"), cache_modifier=".cg")
+        total = tl.load(stats + everything + own, mask=there, other=0.0, cache_modifier=".cg")
+        values = partial + own[:, None] * DIM + at_d[None, :]
+        acc = tl.load(values, mask=here & (unit + i < units), other=0.0, cache_modifier=".cg")
+        peaks, totals, accs = peaks + (peak,), totals + (total,), accs + (acc,)  # noqa: RUF005
+    return peaks + totals + accs
 
 
 @triton.jit
@@ -29,25 +36,43 @@ def _join(
     out, partial, stats, at_m, at_d, first_token, count, head, at, everything, units, packed,
     out_t_stride, GROUP: tl.constexpr, DIM: tl.constexpr, UNITS: tl.constexpr,
 ):  # fmt: skip
-    """Join the units of packed queries `at_m` from left to right and write columns `at_d`."""
+    """Join the units of packed queries `at_m` from left to right and write columns `at_d`.
+
+    The highest score of all comes first, so that a sum is one product a unit, and no load of a unit
+    waits for another's. Rounded as written, whatever is compiled around it: two kernels must agree on
+    every bit.
+    """
     live = at_m < count * GROUP
     here = live[:, None] & (at_d < DIM)[None, :]
     at = at + at_m
-    peak = tl.full([at_m.shape[0]], float("-inf"), tl.float32)
+    loaded = _units(
+        partial, stats, at, at_d, live, here, 0, units, everything, packed, DIM, UNITS
+    )  # fmt: skip
+    highest = tl.full([at_m.shape[0]], float("-inf"), tl.float32)
+    for i in tl.static_range(UNITS):
+        highest = tl.maximum(highest, loaded[i])
+    for unit in tl.range(UNITS, units, num_stages=1):
+        there = live & (unit < units)
+        peak = tl.load(
+            stats + at + unit * packed, mask=there, other=float("-inf"), cache_modifier=".cg"
+        )
+        highest = tl.maximum(highest, peak)
+    base = tl.where(highest == float("-inf"), 0.0, highest)
     total = tl.zeros([at_m.shape[0]], tl.float32)
     acc = tl.zeros([at_m.shape[0], at_d.shape[0]], tl.float32)
-    for unit in tl.range(0, units, UNITS, num_stages=1):
-        for i in tl.static_range(UNITS):  # unrolled: no load waits for another
-            there = live & (unit + i < units)
-            # Past the first-level cache, which may hold what lay there before.
-            u_peak = tl.load(stats + at, mask=there, other=float("-inf"), cache_modifier=".cg")
-            u_total = tl.load(stats + everything + at, mask=there, other=0.0, cache_modifier=".cg")
-            values = partial + at[:, None] * DIM + at_d[None, :]
-            in_unit = here & (unit + i < units)
-            u_acc = tl.load(values, mask=in_unit, other=0.0, cache_modifier=".cg")
-            peak, total, acc = _merge(peak, total, acc, u_peak, u_total, u_acc)
-            at += packed
-    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    for i in tl.static_range(UNITS):
+        weight = tl.exp2(loaded[i] - base)
+        total = tl.fma(loaded[UNITS + i], weight, total)
+        acc = tl.fma(loaded[2 * UNITS + i], weight[:, None], acc)
+    for unit in tl.range(UNITS, units, UNITS, num_stages=1):
+        more = _units(
+            partial, stats, at, at_d, live, here, unit, units, everything, packed, DIM, UNITS
+        )  # fmt: skip
+        for i in tl.static_range(UNITS):
+            weight = tl.exp2(more[i] - base)
+            total = tl.fma(more[UNITS + i], weight, total)
+            acc = tl.fma(more[2 * UNITS + i], weight[:, None], acc)
+    acc = acc * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     token = (first_token + at_m // GROUP).to(tl.int64)
     q_head = head * GROUP + at_m % GROUP
     to = out + token[:, None] * out_t_stride + q_head[:, None] * DIM + at_d[None, :]
@@ -125,8 +150,10 @@ def attend_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
     LAST_JOINS: tl.constexpr, JOIN_M: tl.constexpr, JOIN_UNITS: tl.constexpr,
     HAS_MASK: tl.constexpr, ONE_WORD: tl.constexpr, CAUSAL: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One row, key/value head and block of packed queries over one unit of keys."""
+    follow(OVERLAPS)
     blocks = tl.cdiv(packed, BLOCK_M)
     row = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks
@@ -278,7 +305,7 @@ def attend_kernel(
                     )  # fmt: skip
     else:
         to = out + token[:, None] * out_t_stride + q_head[:, None] * DIM + at_d[None, :]
-        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        acc = acc * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
         tl.store(to, acc.to(out.dtype.element_ty), mask=in_out)
 
 
@@ -291,8 +318,10 @@ def join_kernel(
     num_rows, num_units, unit_keys, least, packed, out_t_stride,
     GROUP: tl.constexpr, DIM: tl.constexpr, UNITS: tl.constexpr, BLOCK_M: tl.constexpr,
     COLUMNS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Some columns of some packed queries of a row: their units joined from left to right."""
+    follow(OVERLAPS)
     blocks = tl.cdiv(packed, BLOCK_M)
     row = tl.program_id(0) // blocks
     block = tl.program_id(0) % blocks

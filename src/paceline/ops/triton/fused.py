@@ -29,6 +29,7 @@ import torch
 
 from paceline.ops.cpu.native import needs_grad
 from paceline.ops.reference import fused as reference
+from paceline.ops.triton import overlap
 from paceline.ops.triton.fused_kernels import (
     heads_kernel,
     norm_kernel,
@@ -112,7 +113,13 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     block = min(_COLUMNS, power_of_two(inner))
     with torch.cuda.device_of(gate_up):  # type: ignore[no-untyped-call]
         silu_mul_kernel[(tokens, -(-inner // block))](
-            gate_up, out, gate_up.stride(0), INNER=inner, BLOCK=block, num_warps=4
+            gate_up,
+            out,
+            gate_up.stride(0),
+            INNER=inner,
+            BLOCK=block,
+            num_warps=4,
+            **overlap.arguments(out),
         )
     return out
 
@@ -204,6 +211,7 @@ def _norm(
             ROWS=together,
             ADDS=residual is not None,
             num_warps=min(16, max(4, block // 512)),
+            **overlap.arguments(out),
         )
 
 
@@ -262,4 +270,5 @@ def _heads(
             NORM=norms is not None,
             PAGED=slots is not None,
             num_warps=4,
+            **overlap.arguments(q),
         )

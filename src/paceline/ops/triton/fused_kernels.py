@@ -9,12 +9,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from paceline.ops.triton.overlap_kernels import follow
+
 
 @triton.jit(do_not_specialize=["num_rows"])
 def norm_kernel(
     x, residual, weight, out, stream,
     num_rows, inner, outer_stride, inner_stride, residual_stride, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADDS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """RMSNorm of some whole rows; with ADDS of the rounded sum, which is stored too.
 
@@ -22,10 +25,12 @@ def norm_kernel(
     """
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     col = tl.arange(0, BLOCK)
+    gain = tl.load(weight + col, mask=col < WIDTH, other=0.0).to(tl.float32)
+    follow(OVERLAPS)
     there = (row < num_rows)[:, None] & (col < WIDTH)[None, :]
-    begin = (row // inner) * outer_stride + (row % inner) * inner_stride
+    start = (row // inner) * outer_stride + (row % inner) * inner_stride
     to = row[:, None] * WIDTH + col[None, :]
-    y = tl.load(x + begin[:, None] + col[None, :], mask=there, other=0.0).to(tl.float32)
+    y = tl.load(x + start[:, None] + col[None, :], mask=there, other=0.0).to(tl.float32)
     if ADDS:
         at = row[:, None] * residual_stride + col[None, :]
         before = tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
@@ -33,14 +38,16 @@ def norm_kernel(
         tl.store(stream + to, kept, mask=there)
         y = kept.to(tl.float32)
     scale = tl.rsqrt(tl.sum(y * y, 1) / WIDTH + eps)
-    gain = tl.load(weight + col, mask=col < WIDTH, other=0.0).to(tl.float32)
     y = y * scale[:, None] * gain[None, :]
     tl.store(out + to, y.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
-def silu_mul_kernel(gate_up, out, stride, INNER: tl.constexpr, BLOCK: tl.constexpr):
+def silu_mul_kernel(
+    gate_up, out, stride, INNER: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr
+):
     """silu(gate) * up of one token and a block of columns."""
+    follow(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = col < INNER
@@ -106,12 +113,14 @@ def heads_kernel(
     to_stride, to_h_stride, angle_stride,
     Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, DIM: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, NORM: tl.constexpr, PAGED: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Some query heads, or some key (and with PAGED value) heads, of one token.
 
     Query blocks come first in the grid's second axis. PAGED: keys and values go to slots of a cache,
     else keys alone to their token's place.
     """
+    follow(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     position = tl.load(positions + token).to(tl.int64)

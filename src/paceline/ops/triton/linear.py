@@ -27,6 +27,7 @@ import torch
 from paceline.ops import composed
 from paceline.ops.cpu.native import needs_grad
 from paceline.ops.reference import linear as reference
+from paceline.ops.triton import overlap
 from paceline.ops.triton.fused import WIDEST
 from paceline.ops.triton.linear_kernels import join_norm_kernel, product_kernel
 from paceline.ops.triton.linear_table import BLOCKS, CAPABILITY, Tiles, tiles_for
@@ -71,7 +72,7 @@ def product_norm(
     """`linear_add_rms_norm` by the kernels, with given tiles.
 
     Args:
-        x: [T, K] bfloat16 or float16, 1 <= T <= 64, its rows without gaps; likewise all others.
+        x: [T, K] bfloat16 or float16, 1 <= T <= 128, its rows without gaps; likewise all others.
         weight: [N, K] in x's dtype, N <= WIDEST.
         residual: [T, N] in x's dtype.
         norm_weight: [N].
@@ -97,6 +98,7 @@ def product_norm(
             PARTS=tiles.split,
             num_warps=min(16, max(4, block // 256)),
             num_stages=1,
+            **overlap.arguments(out),
         )
     return out, stream
 
@@ -127,6 +129,7 @@ def parts(x: Tensor, weight: Tensor, tiles: Tiles, dtype: torch.dtype) -> Tensor
             EVEN_N=n % tiles.block_n == 0,
             EVEN_K=k % tiles.block_k == 0,
             SWAP=tiles.swap,
+            **overlap.arguments(out),
             num_warps=tiles.num_warps,
             num_stages=tiles.num_stages,
         )

@@ -8,12 +8,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from paceline.ops.triton.overlap_kernels import follow
+
 
 @triton.jit(do_not_specialize=["rows", "steps"])
 def product_kernel(
     x, weight, out, rows, n, k, steps, x_stride, w_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, SWAP: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """All rows (BLOCK_M at most) by a block of features, over one part of K: `steps` blocks of it.
 
@@ -27,24 +30,25 @@ def product_kernel(
     x_at = x + row.to(tl.int64)[:, None] * x_stride + inner[None, :]
     w_at = weight + col.to(tl.int64)[:, None] * w_stride + inner[None, :]
     first = part * steps
+    follow(OVERLAPS)
     last = tl.minimum(first + steps, tl.cdiv(k, BLOCK_K))
     if SWAP:
         acc = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     else:
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for step in range(first, last):
-        begin = step * BLOCK_K
+        at = step * BLOCK_K
         if EVEN_K:
             a_mask = (row < rows)[:, None]
         else:
-            a_mask = (row < rows)[:, None] & (inner < k - begin)[None, :]
-        a = tl.load(x_at + begin, mask=a_mask, other=0.0, eviction_policy="evict_last")
+            a_mask = (row < rows)[:, None] & (inner < k - at)[None, :]
+        a = tl.load(x_at + at, mask=a_mask, other=0.0, eviction_policy="evict_last")
         # The weight is read once in a step: it should push nothing out of a cache.
         if EVEN_N and EVEN_K:
-            b = tl.load(w_at + begin, eviction_policy="evict_first")
+            b = tl.load(w_at + at, eviction_policy="evict_first")
         else:
-            b_mask = (col < n)[:, None] & (inner < k - begin)[None, :]
-            b = tl.load(w_at + begin, mask=b_mask, other=0.0, eviction_policy="evict_first")
+            b_mask = (col < n)[:, None] & (inner < k - at)[None, :]
+            b = tl.load(w_at + at, mask=b_mask, other=0.0, eviction_policy="evict_first")
         acc = tl.dot(b, tl.trans(a), acc) if SWAP else tl.dot(a, tl.trans(b), acc)
     place = (part.to(tl.int64) * rows + row) * n
     if SWAP:
@@ -58,7 +62,7 @@ def product_kernel(
 @triton.jit(do_not_specialize=["rows"])
 def join_norm_kernel(
     partials, residual, weight, out, stream, rows, residual_stride, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One row: partial products [PARTS, rows, WIDTH] added in their order, the stream, its RMSNorm.
 
@@ -67,8 +71,9 @@ def join_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     there = col < WIDTH
-    before = tl.load(residual + row * residual_stride + col, mask=there, other=0.0)
     gain = tl.load(weight + col, mask=there, other=0.0).to(tl.float32)
+    follow(OVERLAPS)
+    before = tl.load(residual + row * residual_stride + col, mask=there, other=0.0)
     total = tl.load(partials + row * WIDTH + col, mask=there, other=0.0)
     for part in tl.static_range(1, PARTS):
         total += tl.load(partials + (row + part * rows) * WIDTH + col, mask=there, other=0.0)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CAPABILITY = (9, 0)  # of the GPUs that the lines are for: tiles fill their shared memory
-BLOCKS = (16, 32, 64)  # most rows of a line; a program holds as many
+BLOCKS = (16, 32, 64, 128)  # most rows of a line; a program holds as many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
