@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from paceline.bench.machine import Json
+    from paceline.kv.layout import Heads
 
 _GB = 1e9
 # `linear` alone would read as if no own kernel multiplied.
@@ -114,10 +115,21 @@ def _cache() -> Json:
 def _attention(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Json:
     """Every attention backend with its reason; the first without one is used."""
     from paceline.attention import refusals
+
+    return dict(refusals(_heads(config.model), device, dtype, config.cache.page_size))
+
+
+def _heads(name: str) -> Heads:
+    """What a token's cache entry of this model holds; of one that can't be read, the default model's."""
+    from paceline import models
+    from paceline.core.errors import ModelError
     from paceline.kv.layout import Heads
 
-    layout = Heads(num_heads=3, head_dim=64)  # the default model's
-    return dict(refusals(layout, device, dtype, config.cache.page_size))
+    try:
+        model = models.read_config(models.resolve(name))
+    except ModelError:
+        return Heads(num_heads=3, head_dim=64)
+    return Heads(num_heads=model.num_kv_heads, head_dim=model.head_dim)
 
 
 def _fast_bf16(device: torch.device) -> bool | str:
@@ -134,10 +146,8 @@ def _fast_bf16(device: torch.device) -> bool | str:
 def _invariant(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a row's bits are independent of its company, with the backend that serves."""
     from paceline.attention import choose
-    from paceline.kv.layout import Heads
 
-    layout = Heads(num_heads=1, head_dim=64)
-    return choose(layout, device, dtype, config.cache.page_size)[0].invariant
+    return choose(_heads(config.model), device, dtype, config.cache.page_size)[0].invariant
 
 
 def _ops(device: torch.device, dtype: torch.dtype) -> Json:

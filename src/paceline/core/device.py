@@ -25,6 +25,8 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
     "float64": torch.float64,
 }
 
+_BF16_MAJOR = 8  # compute capability
+
 
 def choose_device(name: str) -> torch.device:
     """Resolve "auto", "cpu", "cuda" or "cuda:N".
@@ -46,8 +48,10 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(msg)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if (device.index or 0) >= count:
-        have = f"{count} CUDA device(s)" if count else "no CUDA device"
-        msg = f"device {name!r} was asked for, but this machine has {have}; use cpu or auto"
+        have = f"this machine has {count} CUDA device(s)" if count else "no CUDA device is found"
+        if torch.version.cuda is None and torch.version.hip is None:
+            have = "this PyTorch was built without CUDA; install one that has it"
+        msg = f"device {name!r} was asked for, but {have}; use cpu or auto"
         raise ConfigError(msg)
     return device
 
@@ -68,6 +72,14 @@ def choose_dtype(name: DType, device: torch.device, kernels: str | None) -> DTyp
 
 def slower_dtype(device: torch.device, kernels: str | None) -> str | None:
     """Why "auto" is not bfloat16 here, as a clause that names the slower way; None: it is."""
+    if device.type == "cuda" and torch.version.hip is None:
+        major, minor = torch.cuda.get_device_capability(device)
+        if major < _BF16_MAJOR:
+            return (
+                f"the GPU has compute capability {major}.{minor}, and bfloat16 products need 8.0; float32 "
+                "is used, which reads twice the bytes (float16 does not, but numbers of some models are "
+                "too large for it)"
+            )
     if device.type != "cpu" or has_native_bf16() or kernels is None:
         return None
     return (

@@ -261,15 +261,11 @@ def build_parts(
         proposer=proposer,
         device=device,
     )
+    of_drafter: tuple[str, ...] = ()
     if network is not None:
-        layout = layouts[-1][0]
-        network.attach(
-            NetworkRuntime(
-                rows,
-                pools[1] if spec.kv is not None else None,
-                choose(layout, device, dtype, cache.page_size)[0],
-            )
-        )
+        drafts, reasons = choose(layouts[-1][0], device, dtype, cache.page_size)
+        network.attach(NetworkRuntime(rows, pools[1] if spec.kv is not None else None, drafts))
+        of_drafter = tuple(f"drafter: {r}" for r in reasons if r not in chosen.notes)
     allocator = PageAllocator(size.num_pages)
     scheduler = Scheduler(
         cache,
@@ -281,7 +277,7 @@ def build_parts(
         pages_per_row=pages_per_row,
         scratch=spec.scratch,
     )
-    notes = (*loaded.notes, *chosen.notes, size.note)
+    notes = (*loaded.notes, *chosen.notes, *of_drafter, size.note)
     for note in notes:
         log.info("%s", note)
     return Parts(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.core.device import (
+    TORCH_DTYPES,
     forget_peak,
     free_cached,
     peak_memory,
@@ -34,6 +35,7 @@ from paceline.engine.choice import choose_drafter
 from paceline.engine.counters import Counters
 from paceline.engine.fitness import vet
 from paceline.engine.launch import Launcher, Pending
+from paceline.engine.limits import kernels_refused, within_memory
 from paceline.engine.memory import warm_config
 from paceline.engine.reading import Reader
 from paceline.engine.sequence import Sequence
@@ -50,6 +52,14 @@ if TYPE_CHECKING:
     from paceline.engine.build import Parts
     from paceline.engine.fitness import Probes
     from paceline.models import LoadedModel
+
+# What to do where a GPU's memory is full.
+_WEIGHTS = "take a smaller model, free memory of other programs, or use a CPU (device cpu)"
+_STEPS = (
+    "allow fewer rows (max_rows) or draft nodes (spec_nodes), compute fewer prompt tokens at once "
+    "(chunk_size), leave graphs out (graphs off), or use a CPU (device cpu)"
+)
+_POOL = "give less memory_gb, allow fewer rows (max_rows), or use a CPU (device cpu)"
 
 
 class Engine:
@@ -109,22 +119,27 @@ class Engine:
         device = torch.device(resolved.device)
         if device.type == "cpu" and resolved.threads is not None:
             torch.set_num_threads(resolved.threads)
-        loaded = loaded or load_target(resolved)
+        if loaded is None:
+            with within_memory(f"loading {resolved.model} in {resolved.dtype}", device, _WEIGHTS):
+                loaded = load_target(resolved)
         draft, chosen = choose_drafter(resolved.draft, loaded.files)
         resolved = replace(resolved, draft=draft)
         used, graph_bytes = used_memory(device), None
         if resolved.cache.memory_gb is not None or device.type == "cuda":
-            used, graph_bytes = cls._measured(warm_config(resolved, loaded.config), loaded)
+            with within_memory("a step of full size", device, _STEPS):
+                used, graph_bytes = cls._measured(warm_config(resolved, loaded.config), loaded)
         if probes is not None:  # after the measurement: what it takes is free again by then
             model = loaded
             chosen += vet(
                 resolved, model, probes, lambda plain: cls(build_parts(plain, model, used))
             )
             free_cached(device)
-        parts = build_parts(resolved, loaded, used, graph_bytes=graph_bytes)
+        with within_memory("the KV pool with the rows' tables", device, _POOL):
+            parts = build_parts(resolved, loaded, used, graph_bytes=graph_bytes)
         slower = slower_dtype(device, native.refusal(torch.bfloat16))
         says = slower is not None and config.dtype == "auto"
-        said = (*chosen, *([f"dtype: {slower}"] if says else []), *parts.notes)
+        own = kernels_refused(device, TORCH_DTYPES[resolved.dtype])
+        said = (*chosen, *([f"dtype: {slower}"] if says else []), *own, *parts.notes)
         engine = cls(replace(parts, notes=said), stages=stages)
         graphs = engine._launcher.graphs
         if graphs is not None and resolved.graphs == "beforehand":

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.bench.run import Task
 from paceline.cli.workbench import check_lengths, publish
@@ -13,6 +14,7 @@ from paceline.core import device
 from paceline.core.errors import RequestError
 from paceline.core.request import Request
 from paceline.ops.cpu import native
+from tests import tiny
 
 ROWS = [
     {"question_id": 1, "category": "qa", "turns": ["the end"]},
@@ -243,6 +245,42 @@ def test_doctor_names_the_slower_way_of_an_old_processor(
     monkeypatch.setattr(device, "cpu_flags", lambda: frozenset({"amx_bf16"}))
     choice = json.loads(run("doctor", "--json", "--device", "cpu").out)["choice"]
     assert (choice["dtype"], choice["fast_bf16"]) == ("bfloat16", True)
+
+
+def test_doctor_tells_what_an_old_gpu_lacks(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU before 8.0 serves, with PyTorch's operators and in float32; every refusal says why."""
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
+    monkeypatch.setattr("paceline.bench.machine.machine", lambda _: {"gpu": "an old one"})
+    ran = run("doctor", "--json", "--device", "cuda")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert found["choice"]["dtype"] == "float32"
+    assert "7.5" in found["choice"]["fast_bf16"]
+    assert "8.0" in found["attention"]["triton"]
+    assert found["attention"]["reference"] is None
+    own = [line for lines in found["ops"].values() for line in lines if line["name"] == "triton"]
+    assert len(own) > 10
+    assert all("8.0" in line["reason"] and "7.5" in line["reason"] for line in own)
+
+
+@pytest.mark.parametrize("head_dim, refused", [(64, False), (80, True)])
+def test_doctor_asks_for_the_model_s_own_heads(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head_dim: int, *, refused: bool
+) -> None:
+    """Kernels for heads of other sizes are refused, and the backend that serves instead is there."""
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr("paceline.bench.machine.machine", lambda _: {"gpu": "a new one"})
+    folder = tiny.write_tiny(tmp_path / "model", "llama", head_dim=head_dim)
+    found = json.loads(run("doctor", "--json", "--device", "cuda", "--model", str(folder)).out)
+    reason = found["attention"]["triton"] or ""
+    assert ("not of 80" in reason) == refused
+    assert found["attention"]["sdpa"] is None
 
 
 def test_doctor_reports_an_unusable_cache_folder(

@@ -37,6 +37,35 @@ def test_a_device_that_is_not_there_is_refused(name: str) -> None:
         device.choose_device(name)
 
 
+def test_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without one, and a PyTorch that could not use it, are different things to mend."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "hip", None)
+    for built, why in ((None, "built without CUDA; install one"), ("13.0", "no CUDA device")):
+        monkeypatch.setattr(torch.version, "cuda", built)
+        with pytest.raises(ConfigError, match=rf"'cuda' was asked for, .*{why}.*; use cpu or auto"):
+            device.choose_device("cuda")
+
+
+def test_bfloat16_on_a_gpu_that_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older one gets float32, and the reason with another way."""
+    gpu = torch.device("cuda:0")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+    assert device.choose_dtype("auto", gpu, None) == "bfloat16"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert device.choose_dtype("auto", gpu, None) == "float32"
+    assert device.choose_dtype("bfloat16", gpu, None) == "bfloat16", "what was asked for stays"
+    said = device.slower_dtype(gpu, None)
+    assert said is not None
+    assert "capability 7.5" in said
+    assert "float16" in said
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert device.choose_dtype("auto", gpu, None) == "bfloat16", (
+        "others count their chips otherwise"
+    )
+
+
 @pytest.mark.parametrize("stated, cores", [("1", 1), ("0", None), ("many", None), ("9999", None)])
 def test_threads_may_be_stated_as_usual(
     monkeypatch: pytest.MonkeyPatch, stated: str, cores: int | None
