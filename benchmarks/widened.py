@@ -33,6 +33,7 @@ from paceline.bench import workload
 from paceline.bench.machine import machine, source, versions
 from paceline.bench.widen_files import FACTS
 from paceline.cli.workbench import command_line, publish
+from paceline.core.device import choose_device
 from paceline.draft.dflash_config import FIRST, SECOND
 
 HERE = Path(__file__).parent
@@ -44,7 +45,12 @@ def make(args: argparse.Namespace) -> float:
     drafters = [str(folder) for folder in args.drafter or ()]
     begin = time.perf_counter()
     planned = plan_widening(model=args.model, drafters=drafters, dtype=args.dtype)
-    planned.write(args.folder, shard_bytes=5_000_000_000, progress=lambda _, __: None)
+    planned.write(
+        args.folder,
+        shard_bytes=5_000_000_000,
+        progress=lambda _, __: None,
+        device=choose_device(args.device),
+    )
     return round(time.perf_counter() - begin, 1)
 
 

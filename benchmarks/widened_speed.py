@@ -14,7 +14,7 @@ settings and prompts. The widened function is the small model's but for the orde
 answers part at near-ties: `differences` says how often, and how far apart the small model's two best tokens
 were there.
 
-The record is written after every row: whatever ends this leaves what was measured. `--seconds` is for all;
+Graphs are captured when a step first asks for one, since there is no time for all of every drafter. The record is written after every row: whatever ends this leaves what was measured. `--seconds` is for all;
 what does not fit any more is listed in `left_out`. One JSON record is the last line of stdout.
 """
 
@@ -191,13 +191,17 @@ def engine_of(
         "seed": 0,
         "max_rows": max(args.sequences),
         "max_len": args.max_len,
+        "graphs": "on-demand",
         "adaptive": False,
         "spec_check": "off",
         "spec_weights": "bf16",
         "speculative_config": json.dumps(config),
     }
+    device = torch.device(args.device)
+    if device.type == "cuda":
+        values["memory_gb"] = args.memory_gb
     gc.collect()
-    free_cached(torch.device(args.device))
+    free_cached(device)
     engine = Engine.build(engine_config(values), loaded=loaded)
     try:
         yield engine
@@ -417,7 +421,10 @@ def main() -> int:
         )
     session.say(f"{len(plain.samples)} answers of the small model")
     replace(planned, parts=planned.parts[1:]).write(
-        args.folder / "drafters", shard_bytes=5_000_000_000, progress=lambda _, __: None
+        args.folder / "drafters",
+        shard_bytes=5_000_000_000,
+        progress=lambda _, __: None,
+        device=device,
     )
     header["seconds_to_write_drafters"] = round(clock.spent, 1)
     session.say("drafters are written")
@@ -452,6 +459,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-len", type=int, default=1024)
     parser.add_argument("--seconds", type=float, default=215, help="for all of it")
     parser.add_argument("--part-seconds", type=float, default=60, help="for one run or drafter")
+    parser.add_argument("--memory-gb", type=float, default=60, help="of a GPU, for an engine")
     parser.add_argument("--without-small", action="store_true", help="no drafters on the small one")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")

@@ -37,13 +37,21 @@ class PlannedWidening:
     record: Mapping[str, object]  # sizes, bytes, zeros: JSON's types
     seed: int  # of random numbers
 
-    def write(self, out: Path, *, shard_bytes: int, progress: widen_files.Progress) -> None:
+    def write(
+        self,
+        out: Path,
+        *,
+        shard_bytes: int,
+        progress: widen_files.Progress,
+        device: torch.device = widen_files.CPU,
+    ) -> None:
         """Write a folder for each network, one tensor at a time; `out` appears whole or not at all.
 
         Args:
             out: empty, or not there yet.
             shard_bytes: most bytes of tensors in one file.
             progress: told megabytes done, and in all.
+            device: where tensors are made.
 
         Raises:
             ConfigError: `out` holds something, another process writes it, or the disk is too small.
@@ -58,6 +66,7 @@ class PlannedWidening:
                 seed=self.seed,
                 shard_bytes=shard_bytes,
                 progress=progress,
+                device=device,
             )
 
 

@@ -119,6 +119,7 @@ def write(
     seed: int,
     shard_bytes: int,
     progress: Progress,
+    device: torch.device = CPU,
 ) -> None:
     """Write all parts, as folders of their names, and the facts.
 
@@ -129,6 +130,7 @@ def write(
         seed: of random numbers.
         shard_bytes: most bytes of tensors in one file; a larger tensor gets a file of its own.
         progress: told after every tensor.
+        device: where tensors are made.
 
     Raises:
         ConfigError: `out` holds something, another process writes it, or the disk is too small.
@@ -141,7 +143,7 @@ def write(
     def tensors(part: Part, shard: Sequence[Piece]) -> Iterator[Tensor]:
         nonlocal done
         for piece in shard:
-            yield made(part, piece, seed)
+            yield made(part, piece, seed, device).cpu()
             done += piece.spec.nbytes
             progress(done // 1_000_000, total // 1_000_000)
 
