@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,13 +63,13 @@ class Seen:
     parents: Sequence[int]
     right: Sequence[bool]
 
-    @property
-    def depths(self) -> list[int]:
-        """Of each node."""
-        found = [0]
-        for parent in self.parents[1:]:
-            found.append(found[parent] + 1)
-        return found
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """Of each node."""
+    found = [0]
+    for parent in parents[1:]:
+        found.append(found[parent] + 1)
+    return found
 
 
 def run(of: Text, prefix: int, count: int) -> Seen:
@@ -84,6 +85,65 @@ def bushy(of: Text, prefix: int, depth: int, wrong: int) -> Seen:
         right += [False] * wrong + [True]
         last = len(parents) - 1
     return Seen(of, prefix, parents, right)
+
+
+def batch_of(
+    rows: Sequence[tuple[int, Sequence[int]]],
+    pages: Tensor,
+    *,
+    page_size: int,
+    device: str,
+    mode: ForwardMode = ForwardMode.BLOCK,
+    masked: bool = True,
+    num_dead: int = 0,
+    token_ids: Sequence[int] = (),
+) -> ForwardBatch:
+    """A pass of rows, each of a prefix and its nodes' parents.
+
+    Args:
+        rows: lengths of prefixes, and parents.
+        pages: [B, G] int32.
+        page_size: tokens per page.
+        device: where.
+        mode: of the pass.
+        masked: with ancestor bits; without, all nodes must be a run.
+        num_dead: dead tokens at the end.
+        token_ids: of all nodes; none: zeros.
+    """
+    counts = [len(parents) for _, parents in rows]
+    total = sum(counts) + num_dead
+    positions, slots = torch.zeros(total, dtype=torch.int64), torch.full((total,), -1)
+    words = -(-max(counts) // 64)
+    mask = torch.zeros(total, words, dtype=torch.int64)
+    at = 0
+    for own, (prefix, parents) in zip(pages.tolist(), rows, strict=True):
+        bits: list[int] = []
+        for i, (parent, depth) in enumerate(zip(parents, depths_of(parents), strict=True)):
+            bits.append((bits[parent] if parent >= 0 else 0) | 1 << i)
+            place = prefix + i
+            positions[at] = prefix + depth
+            slots[at] = own[place // page_size] * page_size + place % page_size
+            for w in range(words):
+                word = bits[i] >> 64 * w & 2**64 - 1
+                mask[at, w] = word - 2**64 if word >> 63 else word
+            at += 1
+    tails = torch.tensor(counts)
+    ids = torch.zeros(total, dtype=torch.int64)
+    ids[: len(token_ids)] = torch.tensor(token_ids, dtype=torch.int64)
+    return ForwardBatch(
+        mode=mode,
+        num_rows=len(rows),
+        q_len=max(counts),
+        rows=torch.arange(len(rows)).to(device),
+        token_ids=ids.to(device),
+        positions=positions.to(device),
+        slots=slots.to(device),
+        prefix_lens=torch.tensor([prefix for prefix, _ in rows]).to(device),
+        cu_q=torch.tensor([0, *tails.cumsum(0)]).to(device),
+        tail_lens=tails.to(device),
+        mask=mask.to(device) if masked else None,
+        pages=pages.to(device),
+    )
 
 
 def attend(
@@ -105,7 +165,7 @@ def attend(
         rows: who shares the pass.
         device: where.
         mode: of the pass.
-        masked: with ancestor bits; without, all nodes must be a run.
+        masked: see `batch_of`.
         page_size: tokens per page.
         wider: pages that the page table has beyond the longest row.
         num_dead: dead tokens at the end.
@@ -124,48 +184,31 @@ def attend(
     pages = torch.randperm(pool.num_pages, generator=gen).view(len(rows), per_row).int()
     total = sum(counts) + num_dead
     q, k, v = (
-        torch.full((total, n, dim), torch.nan, dtype=dtype) for n in (q_heads, kv_heads, kv_heads)
+        torch.full((total, heads, dim), torch.nan, dtype=dtype)
+        for heads in (q_heads, kv_heads, kv_heads)
     )
-    positions, slots = torch.zeros(total, dtype=torch.int64), torch.full((total,), -1)
-    words = -(-max(counts) // 64)
-    mask = torch.zeros(total, words, dtype=torch.int64)
     at = 0
     for b, row in enumerate(rows):
-        slot = [
-            int(pages[b, p // page_size]) * page_size + p % page_size
-            for p in range(per_row * page_size)
-        ]
-        pool.k[0, :, slot[: row.prefix]] = row.of.k[: row.prefix].transpose(0, 1)
-        pool.v[0, :, slot[: row.prefix]] = row.of.v[: row.prefix].transpose(0, 1)
-        bits: list[int] = []
-        for i, (parent, depth) in enumerate(zip(row.parents, row.depths, strict=True)):
-            place = row.prefix + depth
-            bits.append((bits[parent] if parent >= 0 else 0) | 1 << i)
+        place = torch.arange(row.prefix)
+        slot = pages[b, place // page_size] * page_size + place % page_size
+        pool.k[0, :, slot] = row.of.k[: row.prefix].transpose(0, 1)
+        pool.v[0, :, slot] = row.of.v[: row.prefix].transpose(0, 1)
+        for i, depth in enumerate(depths_of(row.parents)):
             for to, source in ((q, row.of.q), (k, row.of.k), (v, row.of.v)):
                 if row.right[i]:
-                    to[at + i] = source[place]
+                    to[at] = source[row.prefix + depth]
                 elif i % 2 or to is q:  # others' keys and values are NaN
-                    to[at + i] = torch.randn(to.shape[1:], generator=gen).to(dtype)
-            positions[at + i], slots[at + i] = place, slot[row.prefix + i]
-            for w in range(words):
-                word = bits[i] >> 64 * w & 2**64 - 1
-                mask[at + i, w] = word - 2**64 if word >> 63 else word
-        at += counts[b]
+                    to[at] = torch.randn(to.shape[1:], generator=gen).to(dtype)
+            at += 1
     padding = torch.full((len(rows), wider), pool.dummy_page, dtype=torch.int32)
-    tails = torch.tensor(counts)
-    batch = ForwardBatch(
+    batch = batch_of(
+        [(row.prefix, row.parents) for row in rows],
+        torch.cat([pages, padding], dim=1),
+        page_size=page_size,
+        device=device,
         mode=mode,
-        num_rows=len(rows),
-        q_len=max(counts),
-        rows=torch.arange(len(rows)),
-        token_ids=torch.zeros(total, dtype=torch.int64),
-        positions=positions.to(device),
-        slots=slots.to(device),
-        prefix_lens=torch.tensor([row.prefix for row in rows]).to(device),
-        cu_q=torch.tensor([0, *tails.cumsum(0)]).to(device),
-        tail_lens=tails.to(device),
-        mask=mask.to(device) if masked else None,
-        pages=torch.cat([pages, padding], dim=1).to(device),
+        masked=masked,
+        num_dead=num_dead,
     )
     there = KVPool(pool.layout, 1, pool.num_pages, page_size, dtype, device)
     there.k.copy_(pool.k)
@@ -177,7 +220,7 @@ def attend(
     assert (out[at:] == 0).all(), "a dead token has zeros"
     found, start = [], 0
     for row in rows:
-        right = [(i, d) for i, d in enumerate(row.depths) if row.right[i]]
+        right = [(i, d) for i, d in enumerate(depths_of(row.parents)) if row.right[i]]
         found.append({row.prefix + depth: out[start + i] for i, depth in right})
         start += len(row.parents)
     return found
@@ -217,11 +260,28 @@ def companies(of: Text, other: Text, unit: int) -> Mapping[str, list[Seen]]:
 
 
 def bits_are_one_set(
-    of: Text, other: Text, *, device: str, unit: int, step: int, window: int | None = None
+    of: Text,
+    other: Text,
+    *,
+    device: str,
+    unit: int,
+    step: int,
+    window: int | None = None,
+    every: int = 1,
 ) -> None:
-    """Alone, in chains, trees, chunks and company: a token of the text has the same bits everywhere."""
+    """Alone, in chains, trees, chunks and company: a token of the text has the same bits everywhere.
+
+    Args:
+        of: the text.
+        other: of the company.
+        device: where.
+        unit: keys of a unit.
+        step: places of the text that are looked at are so far apart.
+        window: of the layer.
+        every: of the companies and chunks only every so-manieth.
+    """
     length = of.q.shape[0]
-    options = {"device": device, "window": window}
+    options: dict[str, Any] = {"device": device, "window": window}
     alone: dict[int, Tensor] = {}
     places = sorted({*range(0, length, step), unit - 1, unit, length - 1})
     for place in places:
@@ -237,15 +297,15 @@ def bits_are_one_set(
                 alone.update(attend([run(of, place, 1)], masked=False, **options)[0])
             assert torch.equal(value, alone[place]), (what, place)
 
-    for turn, (name, rows) in enumerate(companies(of, other, unit).items()):
-        varied = {"page_size": (16, 4, 1)[turn % 3], "wider": turn, "num_dead": turn, "seed": turn}
+    for turn, (name, rows) in list(enumerate(companies(of, other, unit).items()))[::every]:
+        varied: dict[str, Any] = {"wider": turn, "num_dead": turn, "seed": turn}
         for split in (False, True):
             for row, found in zip(
                 rows, attend(rows, split=split, **varied, **options), strict=True
             ):
                 if row.of is of:
                     same(found, name)
-    for start, stop in ((0, length), (unit - 5, length), (unit // 2, unit + 3)):
+    for start, stop in ((unit - 5, length), (0, length), (unit // 2, unit + 3))[::every]:
         rows = [run(other, 2, 3), run(of, start, stop - start)]
         chunk = attend(rows, mode=ForwardMode.EXTEND, masked=False, **options)[1]
         same({place: value for place, value in chunk.items() if place % step == 0}, "a chunk")
