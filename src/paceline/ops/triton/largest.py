@@ -56,8 +56,8 @@ def largest(
     maxima = torch.empty(spots, cells, dtype=x.dtype, device=dev)
     # Of a cut of a row: [spots, parts] float32 each. Of a row: its blocks, and who reaches the last of them.
     bases, sums = read_parts(x, maxima, temperature, positions)
-    chosen = torch.empty(spots, chosen_cells + 1, dtype=torch.int32, device=dev)
-    borders, chosen = chosen.view(-1)[:spots], chosen.view(-1)[spots:]
+    chosen = torch.empty(spots, chosen_cells, dtype=torch.int32, device=dev)
+    borders = torch.empty(spots, dtype=torch.int32, device=dev)
     # Kernels take pointers: one that is not used may be anything.
     heat, step = (x, 0) if temperature is None else (temperature, temperature.stride(0))
     parts, block = bases.shape[1], power_of_two(chosen_cells * BLOCK)
