@@ -36,7 +36,7 @@ NETWORKS: list[tuple[str, Mapping[str, Any]]] = [
 
 def built(base: Path, **own: Any) -> Engine:
     """An engine on the GPU."""
-    return engine(base, Engine.build, device="cuda", max_len=LONGEST + 8, **own)
+    return engine(base, Engine.build, **{"device": "cuda", "max_len": LONGEST + 8, **own})
 
 
 def settled() -> None:
@@ -80,10 +80,11 @@ def host_memory() -> int:
 
 
 def test_ten_thousand_steps_take_no_memory(tmp_path: Path) -> None:
-    """Of the GPU or the host: what is held after 2,000 steps is held after 10,000."""
-    base = tiny.write_tiny(tmp_path / "target", "llama", seed=1)
-    folder = tiny_drafters.write_dflash(tmp_path / "drafter", base)
-    eng = built(base, method="ddtree", model=str(folder), graphs="beforehand", num_pages=36)
+    """Of the GPU or the host: what is held after 2,000 steps is held after 10,000; by own kernels."""
+    base = tiny.write_tiny(tmp_path / "target", "llama", seed=1, head_dim=64)
+    folder = str(tiny_drafters.write_dflash(tmp_path / "drafter", base))
+    own = {"graphs": "beforehand", "num_pages": 36, "dtype": "bfloat16"}
+    eng = built(base, method="ddtree", model=folder, **own)
     rng = random.Random(2)
     sent = endless(eng, 2_000, 4, rng, 0)
     settled()
@@ -94,7 +95,7 @@ def test_ten_thousand_steps_take_no_memory(tmp_path: Path) -> None:
     now = torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), host_memory()
     report = eng.report()
     assert sent > 1_000
-    assert report["num_block_steps"] + report["num_extend_steps"] > 9_900
+    assert report["num_block_steps"] + report["num_extend_steps"] > 9_500
     assert report["num_preemptions"] > 0
     assert report["num_graphs"] == graphs
     assert report["num_steps_without_graph"] == 0
@@ -105,9 +106,11 @@ def test_ten_thousand_steps_take_no_memory(tmp_path: Path) -> None:
 
 def test_weights_pool_and_graphs_stay_within_the_stated_memory(tmp_path: Path) -> None:
     """With a pool that the budget bounds: what PyTorch holds at most, and what the device lacks."""
-    base = tiny.write_tiny(tmp_path / "target", "qwen3", seed=5)
+    wide = {"head_dim": 128, "num_key_value_heads": 4}  # a pool that weighs more than the rest
+    base = tiny.write_tiny(tmp_path / "target", "qwen3", seed=5, **wide)
     folder = str(tiny_drafters.write_dflash(tmp_path / "drafter", base))
-    own = {"method": "ddtree", "model": folder, "max_rows": 64, "graphs": "beforehand"}
+    own = {"method": "ddtree", "model": folder, "max_rows": 64, "max_len": 240}
+    own |= {"graphs": "beforehand"}
     torch.zeros(1, device="cuda")
     ample = built(base, memory_gb=20.0, **own)
     (note,) = [note for note in ample.notes if note.startswith("KV pool: ")]

@@ -280,22 +280,25 @@ class _CudaGraph:
 
 
 class CudaRecorder:
-    """Captures CUDA graphs, all in one pool of memory: no two of them ever run at the same time."""
+    """Captures CUDA graphs, all in one pool of memory: no two of them ever run at the same time.
+
+    All on one stream too: cuBLAS keeps work space for every stream that it has seen.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._memory = torch.cuda.graph_pool_handle()
         self._num_made = 0
 
     def record(self, step: Step) -> Recorded:
         """See `Recorder`."""
         current = torch.cuda.current_stream(self._device)
-        side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
             for _ in range(_WARM_UPS):
                 step()
-        current.wait_stream(side)
+        current.wait_stream(self._side)
         # A capture begins by giving back what PyTorch keeps; done before, it does not hide what is taken.
         current.synchronize()
         free_cached(self._device)
@@ -306,7 +309,12 @@ class CudaRecorder:
             # Other threads may use the device meanwhile.
             with (
                 torch.cuda.stream(current),
-                torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"),
+                torch.cuda.graph(
+                    graph,
+                    pool=self._memory,
+                    stream=self._side,
+                    capture_error_mode="thread_local",
+                ),
             ):
                 tensors = step()
         except RuntimeError:
