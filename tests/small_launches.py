@@ -17,12 +17,16 @@ from unittest import mock
 
 import torch
 
+from paceline.attention.triton_invariant import InvariantTritonAttention
 from paceline.ops import triton as home
+from paceline.ops.triton import attention_invariant
+from paceline.ops.triton.embedding import embedding
 from tests import (
     attention_grid,
     candidates_grid,
     context_grid,
     fused_grid,
+    invariance_grid,
     linear_grid,
     pick_grid,
     tree_grid,
@@ -62,6 +66,8 @@ def drafts(device: str) -> None:
         candidates_grid.check_largest,
         candidates_grid.check_rank,
         candidates_grid.check_learn,
+        candidates_grid.check_chain,
+        candidates_grid.check_emitted,
         candidates_grid.check_growth,
         candidates_grid.check_noise,
     ):
@@ -70,7 +76,7 @@ def drafts(device: str) -> None:
 
 
 def between_products(device: str) -> None:
-    """Norms, gates, rotations and cache writes, of widths that fit a block and that do not."""
+    """Embedding, norms, gates, rotations and cache writes, of widths that fit a block and that do not."""
     grid = fused_grid.Grid(device, HALF)
     for width in (17, 576):
         fused_grid.norms(grid, 3, width)
@@ -82,6 +88,8 @@ def between_products(device: str) -> None:
     for normed in (False, True):
         fused_grid.projections(grid, 3, shape, normed=normed)
     context_grid.writes(grid, 3, fused_grid.Shape(0, 2, 16))
+    ids, table = torch.tensor([0, 8, 8, 3], device=device), grid.normal(9, 24)
+    assert torch.equal(embedding(ids, table), table[ids])
 
 
 def products(device: str) -> None:
@@ -120,9 +128,22 @@ def picks(device: str) -> None:
     assert close((about.double() + rest.double()), logits.double().logsumexp(-1), 1e-6)
 
 
+def invariant(device: str) -> None:
+    """The same products and attention where a row's bits may not depend on its company."""
+    cases = attention_grid.cases(unit=attention_invariant.TILE * attention_invariant.UNIT_TILES)
+    for name, split in (("ragged trees", False), ("window in prefix and tail", True)):
+        case = replace(cases[name], dtype=HALF)
+        made = case.scene(device)
+        live = int(made.batch.cu_q[-1])
+        found = attention_grid.attend_by(InvariantTritonAttention(split), made, case).cpu()
+        assert close(found[:live], attention_grid.definition(made, case.site)[:live])
+    for n, k, bias in ((130, 200, True), (24, 2200, False)):  # the second in parts
+        invariance_grid.product_bits(n, k, (1, 3), dtype=HALF, device=device, bias=bias)
+
+
 PARTS: Mapping[str, Callable[[str], None]] = {
     part.__name__: part
-    for part in (attention, bookkeeping, drafts, between_products, products, picks)
+    for part in (attention, bookkeeping, drafts, between_products, products, picks, invariant)
 }
 
 

@@ -29,7 +29,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # Of tests/small_launches.py.
-PARTS = ("attention", "bookkeeping", "drafts", "between_products", "products", "picks")
+PARTS = (
+    *("attention", "bookkeeping", "drafts", "between_products", "products", "picks"),
+    *("invariant",),
+)
 CONTROL = "control"
 TOOLS = {
     "memcheck": {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
