@@ -6,18 +6,28 @@ products of bfloat16, so everything is in float16; the same grid in both runs on
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 import triton
 
+from paceline.attention.base import PagedAttend
+from paceline.attention.reference import ReferenceAttention
 from paceline.attention.triton_invariant import InvariantTritonAttention
+from paceline.engine.fused_ops import OpsPass
+from paceline.engine.invariance import InvariantProduct, _head, _head_weight
 from paceline.kv.layout import Heads
+from paceline.ops import dispatch
+from paceline.ops.cpu import native
 from paceline.ops.triton import attention_invariant, product_invariant
 from paceline.ops.triton.product_invariant import Tiles
 from tests import attention_grid as grid
-from tests import fused_grid, invariance_grid
+from tests import fused_grid, invariance_grid, tiny
+from tests.engine.test_fused import PAGE, network, passes, pool_for
 from tests.oracle import attention as oracle
-from tests.tolerance import close
+from tests.tolerance import close, error
 
 UNIT = 32  # keys, of two tiles: borders within a few programs' time
 CASES = {
@@ -91,6 +101,30 @@ def test_parts_of_k_are_joined_in_one_order(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(product_invariant, "_JOINED_ROWS", 5)
     options = {"dtype": torch.float16, "device": "cpu", "bias": False}
     invariance_grid.product_bits(48, 104, (1, 5, 6), **options)
+
+
+def test_a_pass_is_what_the_modules_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network with biases, its head too: a verify and a prompt by these kernels."""
+    monkeypatch.setattr(native, "loaded", lambda: "as on a GPU: nothing is packed")
+    monkeypatch.setattr(dispatch, "_chosen", {})
+    folder = tiny.write_tiny(tmp_path, "qwen2", head_dim=64)
+    loaded = network(folder, torch.float16, "bf16")
+    decoder = loaded.net.decoder()
+    assert not isinstance(decoder, str)
+    for batch in passes().values():
+        pools = [pool_for(loaded, torch.float16) for _ in range(2)]
+        backend = ReferenceAttention()
+        backend.plan(batch)
+        with torch.inference_mode():
+            mine = OpsPass(decoder, pools[0], InvariantTritonAttention(), InvariantProduct)
+            found = mine.forward(batch, ()).hidden
+            want = loaded.net(batch, PagedAttend(backend, pools[1], batch)).hidden
+            head = partial(_head, _head_weight(loaded.net))
+            live = int(batch.cu_q[-1])
+            assert error(found[:live], want[:live]) < 3e-3
+            assert error(head(found[:live]), loaded.net.head(want[:live])) < 3e-3
+        for a, b in ((pools[0].k, pools[1].k), (pools[0].v, pools[1].v)):
+            assert error(a[:, :, :-PAGE], b[:, :, :-PAGE]) < 3e-3
 
 
 def test_a_node_that_fails_spoils_no_other() -> None:

@@ -29,10 +29,15 @@ BACKENDS: Registry[Callable[[], AttentionBackend]] = Registry(
 
 
 def refusals(
-    layout: KVLayout, device: torch.device, dtype: torch.dtype, page_size: int
+    layout: KVLayout,
+    device: torch.device,
+    dtype: torch.dtype,
+    page_size: int,
+    *,
+    invariant: bool = False,
 ) -> dict[str, str | None]:
-    """Why each backend cannot serve such a pool (None: it can), in order of preference."""
-    answers = {name: _ask(name, layout, device, dtype, page_size) for name in BACKENDS}
+    """Why each backend cannot serve such a pool (None: it can), in order of preference; see `choose`."""
+    answers = {name: _ask(name, layout, device, dtype, page_size, invariant) for name in BACKENDS}
     return {name: answer if isinstance(answer, str) else None for name, answer in answers.items()}
 
 
@@ -68,9 +73,7 @@ def choose(
         names = [prefer, *(name for name in names if name != prefer)]
     reasons: list[str] = []
     for name in names:
-        answer = _ask(name, layout, device, dtype, page_size)
-        if not isinstance(answer, str) and invariant and not answer.invariant:
-            answer = "its bits depend on who shares a pass"
+        answer = _ask(name, layout, device, dtype, page_size, invariant)
         if not isinstance(answer, str):
             return answer, tuple(f"{reason}; using {name}" for reason in reasons)
         reasons.append(f"attention backend {name} not used: {answer}")
@@ -82,7 +85,12 @@ def choose(
 
 
 def _ask(
-    name: str, layout: KVLayout, device: torch.device, dtype: torch.dtype, page_size: int
+    name: str,
+    layout: KVLayout,
+    device: torch.device,
+    dtype: torch.dtype,
+    page_size: int,
+    invariant: bool,
 ) -> AttentionBackend | str:
     """The backend, or the reason why it cannot serve; a package that it needs may be missing."""
     try:
@@ -91,4 +99,6 @@ def _ask(
         return f"it can't be imported ({error})"
     backend = make()
     reason = backend.refuses(layout, device, dtype, page_size)
+    if reason is None and invariant and not backend.invariant:
+        reason = "its bits depend on who shares a pass"
     return backend if reason is None else reason

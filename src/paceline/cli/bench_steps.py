@@ -142,6 +142,12 @@ def steps(
     ] = False,
     device: Annotated[str, Parameter(group=_ENGINE, help="auto, cpu, cuda, cuda:N")] = "auto",
     dtype: Annotated[DType, Parameter(group=_ENGINE, help="weights and activations")] = "auto",
+    batch_invariant: Annotated[
+        bool | None,
+        Parameter(
+            group=_ENGINE, help="a row's bits do not depend on its company; default: on on a CPU"
+        ),
+    ] = None,
     threads: Annotated[int | None, Parameter(group=_ENGINE, help="CPU threads")] = None,
     page_size: Annotated[int, Parameter(group=_ENGINE, help="tokens per KV page")] = 16,
     chunk_size: Annotated[
@@ -184,6 +190,7 @@ def steps(
         device=device,
         dtype=dtype,
         weights="bf16",
+        batch_invariant=batch_invariant,
         threads=threads,
         seed=seed,
         cache=CacheConfig(page_size=page_size, chunk_size=chunk_size),

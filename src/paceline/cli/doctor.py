@@ -143,11 +143,19 @@ def _fast_bf16(device: torch.device) -> bool | str:
     return True if reason is None else f"no: {reason}"
 
 
-def _invariant(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a row's bits are independent of its company, with the backend that serves."""
-    from paceline.attention import choose
+def _invariant(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> bool | str:
+    """Whether a row's bits are independent of its company; if not, why, and what makes them so."""
+    from paceline.attention import choose, refusals
+    from paceline.kv.layout import Heads
 
-    return choose(_heads(config.model), device, dtype, config.cache.page_size)[0].invariant
+    layout, size = Heads(num_heads=1, head_dim=64), config.cache.page_size
+    reasons = refusals(layout, device, dtype, size, invariant=True)
+    if all(reason is not None for reason in reasons.values()):
+        name = "triton-invariant" if device.type == "cuda" else "tiled"
+        return f"no: attention backend {name} is refused: {reasons[name]}"
+    if config.batch_invariant or choose(layout, device, dtype, size)[0].invariant:
+        return True
+    return "no: it takes longer here; --batch-invariant turns it on"
 
 
 def _ops(device: torch.device, dtype: torch.dtype) -> Json:

@@ -121,3 +121,13 @@ def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "paceline bench prompts.jsonl" in text
     assert "steps" in text
+
+
+def test_the_batch_invariant_mode_is_measured_too(
+    shapes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its cost is a difference of two records, and each says which one it is."""
+    for flag, said in (("--batch-invariant", True), ("--no-batch-invariant", False)):
+        assert main(words(shapes, "--spec", "none", flag)) == 0
+        record = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert record["config"]["batch_invariant"] is said
