@@ -17,11 +17,13 @@ Letters: B rows, N nodes a tree, T selected nodes, A path length, R row capacity
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from paceline.core.errors import ConfigError
 from paceline.core.tree import DraftTree, Selection, Verdict
 from paceline.sample.options import SamplingTable
 from paceline.sample.sampler import Head
@@ -112,3 +114,33 @@ def rates_of(accept_length: float) -> tuple[float, ...]:
     whole = int(drafted)
     rest = drafted - whole
     return (*([1.0] * whole), *([rest] if rest > 0 else []))
+
+
+def rates_asked(length: float | None, text: str | None) -> tuple[float, ...] | None:
+    """Synthetic acceptance as rates; None: real.
+
+    Raises:
+        ConfigError: both are given, or one is malformed or out of range.
+    """
+    if length is not None and text is not None:
+        msg = "--accept-length and --accept-rates both say what is accepted; give one of them"
+        raise ConfigError(msg)
+    if length is not None:
+        if not 1.0 <= length <= 256.0:
+            msg = f"--accept-length {length:g} must be 1 (nothing accepted) to 256 tokens a step"
+            raise ConfigError(msg)
+        return rates_of(length)
+    if text is None:
+        return None
+    try:
+        rates = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        rates = (-1.0,)
+    falling = all(a >= b for a, b in itertools.pairwise(rates))
+    if not falling or not all(0.0 <= rate <= 1.0 for rate in rates):
+        msg = (
+            f"cannot read --accept-rates {text!r}; give numbers of 0 to 1 that do not rise, with "
+            "commas, for example .8,.6,.4"
+        )
+        raise ConfigError(msg)
+    return rates

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -168,13 +167,14 @@ def steps(
         *(("sequences", n, 1) for n in sequences or ()),
         *(("context", n, 1) for n in context or ()),
     )
-    rates = _rates(accept_length, accept_rates)
     from paceline.bench import step_report
     from paceline.bench.step_cases import cases_of, parse_spec
     from paceline.bench.steps import Bench, Settings, run
+    from paceline.bench.synthetic import rates_asked
     from paceline.cli.workbench import command_line, publish
     from paceline.core.device import TORCH_DTYPES
 
+    rates = rates_asked(accept_length, accept_rates)
     specs = [parse_spec(text) for text in dict.fromkeys(spec or ["none"])]
     cases = cases_of(sequences or (), context or (), case or ())
     settings = Settings(
@@ -264,38 +264,6 @@ def _model(name: str, *, random_weights: bool) -> str:
         )
         raise ConfigError(msg)
     return name
-
-
-def _rates(length: float | None, text: str | None) -> tuple[float, ...] | None:
-    """Synthetic acceptance as rates; None: real.
-
-    Raises:
-        ConfigError: both are given, or one is malformed or out of range.
-    """
-    from paceline.bench.synthetic import rates_of
-
-    if length is not None and text is not None:
-        msg = "--accept-length and --accept-rates both say what is accepted; give one of them"
-        raise ConfigError(msg)
-    if length is not None:
-        if not 1.0 <= length <= 256.0:
-            msg = f"--accept-length {length:g} must be 1 (nothing accepted) to 256 tokens a step"
-            raise ConfigError(msg)
-        return rates_of(length)
-    if text is None:
-        return None
-    try:
-        rates = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        rates = (-1.0,)
-    falling = all(a >= b for a, b in itertools.pairwise(rates))
-    if not falling or not all(0.0 <= rate <= 1.0 for rate in rates):
-        msg = (
-            f"cannot read --accept-rates {text!r}; give numbers of 0 to 1 that do not rise, with "
-            "commas, for example .8,.6,.4"
-        )
-        raise ConfigError(msg)
-    return rates
 
 
 def _check(*wanted: tuple[str, int, int]) -> None:
