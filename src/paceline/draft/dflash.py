@@ -91,11 +91,9 @@ class DFlashBlock:
     def _cache(self, features: Tensor, commit: Commit) -> None:
         net, positions, slots = self.net, commit.positions, commit.slots
         if net.stacks(features.shape[0]):
-            product, rules = (
-                net.stacked(features),
-                (net.rope.cos_sin, net.gains, net.config.rms_norm_eps),
-            )
-            self._runtime.write_context(product, positions, slots, *rules)
+            product, eps = net.stacked(features), net.config.rms_norm_eps
+            angles, gains = net.rope.cos_sin, net.gains
+            self._runtime.write_context(product, positions, slots, angles, gains, eps)
             return
         for layer, (k, v) in enumerate(net.context(features, positions, "layer")):
             self._runtime.write(layer, slots, k, v)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _MOST = 512  # numbers sought by one program: 32,768 are held in registers
 _WIDEST = 1 << 20  # numbers of a row, whose blocks' maxima are held likewise
-_PER_WARP = 1024  # numbers
+_PER_WARP = 512  # numbers
 
 
 def largest(

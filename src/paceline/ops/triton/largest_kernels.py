@@ -101,6 +101,10 @@ def take_kernel(
     keys = _keys(y, here)
     border = _border(keys, COUNT, tl.load(borders + spot), tl.max(keys, 0))
     taken, place = _places(keys, border, COUNT)
+    # Few are read again: until here keys alone are held in registers. No lane outside reaches a border.
+    cell = tl.load(chosen + spot * CELLS + at // CELL, mask=taken, other=0)
+    token = cell * CELL + at % CELL
+    y = tl.load(x + spot * x_stride + token, mask=taken, other=0.0).to(tl.float32)
     to = spot * COUNT + place
-    tl.store(top + to, tempered(y, heat).to(top.dtype.element_ty), mask=taken & here)
-    tl.store(ids + to, token.to(tl.int64), mask=taken & here)
+    tl.store(top + to, tempered(y, heat).to(top.dtype.element_ty), mask=taken)
+    tl.store(ids + to, token.to(tl.int64), mask=taken)
