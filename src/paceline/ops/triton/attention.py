@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 
     from paceline.ops.triton.grid import Shape, WorkSpace
 
-# What a program of the joining kernel holds; most units that it loads before it waits.
-_JOIN_M, _JOIN_COLUMNS, _JOIN_UNITS = 4, 32, 16
+# What a program of the joining kernel holds; most units that are loaded at once (with 16 compilation
+# takes ten times as long).
+_JOIN_M, _JOIN_COLUMNS, _JOIN_UNITS = 4, 32, 8
 # Units x packed queries that a warp of a last program loads at once: 128 registers of a thread.
 _LAST_LOADS = 32
 

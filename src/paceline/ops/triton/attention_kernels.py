@@ -51,12 +51,12 @@ def _join(
     highest = tl.full([at_m.shape[0]], float("-inf"), tl.float32)
     for i in tl.static_range(UNITS):
         highest = tl.maximum(highest, loaded[i])
-    for unit in tl.range(UNITS, units, num_stages=1):
-        there = live & (unit < units)
-        peak = tl.load(
-            stats + at + unit * packed, mask=there, other=float("-inf"), cache_modifier=".cg"
-        )
-        highest = tl.maximum(highest, peak)
+    for unit in tl.range(UNITS, units, 32, num_stages=1):
+        others = unit + tl.arange(0, 32)
+        there = live[:, None] & (others < units)[None, :]
+        peaks = stats + at[:, None] + others[None, :] * packed
+        peaks = tl.load(peaks, mask=there, other=float("-inf"), cache_modifier=".cg")
+        highest = tl.maximum(highest, tl.max(peaks, 1))
     base = tl.where(highest == float("-inf"), 0.0, highest)
     total = tl.zeros([at_m.shape[0]], tl.float32)
     acc = tl.zeros([at_m.shape[0], at_d.shape[0]], tl.float32)
