@@ -9,7 +9,6 @@ at once (lag 0). Otherwise they are read one step later, so that a GPU never wai
 
 from __future__ import annotations
 
-import gc
 import random
 from collections import deque
 from contextlib import nullcontext
@@ -22,6 +21,7 @@ from paceline.core.device import (
     TORCH_DTYPES,
     forget_peak,
     free_cached,
+    give_back,
     peak_memory,
     slower_dtype,
     used_memory,
@@ -155,7 +155,7 @@ class Engine:
             loaded: the target.
         """
         device, graph_bytes = torch.device(warm.device), None
-        free_cached(device)
+        give_back(device)  # an engine before this one may have filled the GPU
         forget_peak(device)
         held = used_memory(device)
         engine = cls(build_parts(warm, loaded, 0))
@@ -163,10 +163,8 @@ class Engine:
         if engine._launcher.graphs is not None:
             graph_bytes = trial(engine._launcher.graphs)
         used = max(held, peak_memory(device))
-        if device.type == "cuda":
-            del engine
-            gc.collect()  # an engine holds cycles; its pool and its graphs are to be free again
-            free_cached(device)
+        del engine
+        give_back(device)
         return used, graph_bytes
 
     def _warm_up(self) -> None:
