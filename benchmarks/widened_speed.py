@@ -6,7 +6,7 @@ r"""Measures throughput on a widened model: what speculation wins where a step c
 The target is widened on the device and never written; drafters (2.1 GB) go to the folder. Every drafter
 then answers prompts greedily, through the chat template, end-of-text honoured: at one sequence, at 8 and
 at 64, which answers all prompts. Everything that is drafted is verified. A run in which a graph was captured
-is not a figure of service, so it is repeated, three times at most; no run finds anything in the prefix cache.
+is not a figure of service, so it is repeated once; no run finds anything in the prefix cache.
 
 Beside a row's accept length stand that of the small model with its own drafter over the same prompts
 (`accept_length_small`, measured here at the end) and that of `accept-smollm2.json`, where it has the same
@@ -23,17 +23,25 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
+from widened_session import (
+    Clock,
+    Row,
+    Session,
+    Way,
+    accept_length,
+    differences,
+    networks_of,
+    recorded,
+)
 
 from paceline import models
 from paceline.api.options import engine_config
@@ -41,16 +49,14 @@ from paceline.api.tokenizer import Tokenizer
 from paceline.api.widen import plan_widening
 from paceline.bench import workload
 from paceline.bench.machine import machine, source, versions
-from paceline.bench.run import Sample, Settings, Slice, Task, run_one_way
+from paceline.bench.run import Slice, run_one_way
 from paceline.bench.widen_load import load_target
 from paceline.cli.workbench import command_line, encode, publish
 from paceline.core.device import free_cached
-from paceline.draft.dflash_config import FIRST, SECOND
 from paceline.engine.engine import Engine
 from paceline.models import LoadedModel
 
 HERE = Path(__file__).parent
-RECORDED = HERE / "results" / "accept-smollm2.json"
 DRAFTERS = (
     '{"method": "none"}',
     '{"method": "ddtree", "num_speculative_tokens": 32}',
@@ -60,120 +66,7 @@ DRAFTERS = (
     '{"method": "suffix", "num_speculative_tokens": 32}',
     '{"method": "ngram", "num_speculative_tokens": 8}',
 )
-MOST_TURNS = 3
-Row: TypeAlias = dict[str, object]
-
-
-class TimeIsUpError(Exception):
-    """What was running does not fit any more."""
-
-
-@dataclass(slots=True)
-class Clock:
-    """When all of it, and a part of it, has to end."""
-
-    seconds: float
-    part: float
-    began: float = field(default_factory=time.perf_counter)
-    part_began: float = 0.0
-
-    @property
-    def spent(self) -> float:
-        """Seconds so far."""
-        return time.perf_counter() - self.began
-
-    def check(self) -> None:
-        """Raise if a part, or all, has taken too long."""
-        if self.spent > self.seconds or time.perf_counter() - self.part_began > self.part:
-            raise TimeIsUpError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """A drafter: vLLM's keys."""
-
-    config: Mapping[str, object]
-
-    @property
-    def name(self) -> str:
-        """Of the registry."""
-        return str(self.config["method"])
-
-    @property
-    def nodes(self) -> int:
-        """Draft nodes of a step."""
-        return int(str(self.config.get("num_speculative_tokens", 0)))
-
-    def network(self, folders: Mapping[str, Path]) -> Path | None:
-        """The folder of its network among those of DFlash and EAGLE-3; None: it has none."""
-        parts = self.config.get("parts")
-        names = {self.name, *(map(str, parts) if isinstance(parts, list) else ())}
-        if names & {"dflash", "ddtree"}:
-            return folders.get("dflash")
-        return folders.get("eagle3") if "eagle3" in names else None
-
-
-@dataclass(slots=True, kw_only=True)
-class Session:
-    """What all parts share."""
-
-    args: argparse.Namespace
-    clock: Clock
-    tasks: Sequence[Task]
-    tokens: Tokenizer
-    header: Row
-    rows: list[Row] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    doing: str = ""
-
-    @property
-    def settings(self) -> Settings:
-        """Of a run; how many at a time is to be said."""
-        return Settings(max_tokens=self.args.max_tokens, temperature=0.0)
-
-    def chosen(self, sequences: int) -> Sequence[Task]:
-        """The prompts that so many sequences answer."""
-        if sequences == max(self.args.sequences):
-            return self.tasks
-        return self.tasks[: max(self.args.least, self.args.rounds * sequences)]
-
-    def record(self) -> Row:
-        """What there is so far."""
-        end = {"seconds": round(self.clock.spent, 1), "left_out": self.left_out}
-        return {**self.header, **end, "rows": self.rows}
-
-    def keep(self) -> None:
-        """Write what there is so far; a file is whole at every time."""
-        if self.args.out is not None:
-            self.args.out.parent.mkdir(parents=True, exist_ok=True)
-            fresh = self.args.out.with_suffix(".part")
-            fresh.write_text(json.dumps(self.record(), indent=1, allow_nan=False) + "\n")
-            fresh.replace(self.args.out)
-
-    def say(self, text: str) -> None:
-        """One line of progress."""
-        print(f"{self.clock.spent:6.1f} s  {text}", file=sys.stderr, flush=True)
-
-    def begin(self, name: str) -> None:
-        """A part begins.
-
-        Raises:
-            TimeIsUpError: there is no time for it.
-        """
-        self.doing = name
-        self.clock.part_began = time.perf_counter()
-        self.clock.check()
-
-    @contextmanager
-    def part(self) -> Iterator[None]:
-        """What is left out from where there is no time for it, or no memory; begins in the block."""
-        try:
-            yield
-        except TimeIsUpError:
-            self.left_out.append(f"{self.doing}: no time")
-        except torch.OutOfMemoryError as error:
-            self.left_out.append(f"{self.doing}: no memory ({str(error)[:80]})")
-        self.keep()
+MOST_TURNS = 2
 
 
 @contextmanager
@@ -232,12 +125,6 @@ def stop_ids(tokens: Tokenizer, engine: Engine) -> frozenset[int]:
     return frozenset({*tokens.eos_token_ids, *engine.model_config.eos_token_ids})
 
 
-def accept_length(samples: Sequence[Sample]) -> float:
-    """Tokens of verify steps over verify steps."""
-    steps = sum(s.stats.num_steps for s in samples)
-    return sum(len(s.token_ids) - 1 for s in samples) / steps if steps else 1.0
-
-
 def wide_rows(session: Session, way: Way, engine: Engine) -> Iterator[tuple[Row, Slice]]:
     """A row for each number of sequences."""
     for sequences in session.args.sequences:
@@ -247,6 +134,8 @@ def wide_rows(session: Session, way: Way, engine: Engine) -> Iterator[tuple[Row,
             if not odd["graphs_captured"]:
                 break
         made = sum(len(s.token_ids) for s in done.samples)
+        length = accept_length(done.samples)
+        before = recorded(way, len(done.samples), session.args.max_tokens, session.args.device)
         yield (
             {
                 "drafter": way.name,
@@ -258,61 +147,17 @@ def wide_rows(session: Session, way: Way, engine: Engine) -> Iterator[tuple[Row,
                 "seconds": round(done.seconds, 3),
                 "tok_s": round(made / done.seconds, 2),
                 "over_plain": None,
-                "accept_length": round(accept_length(done.samples), 4),
+                "accept_length": round(length, 4),
                 "accept_length_small": None,
                 "over_small": None,
-                "accept_length_recorded": recorded(session, way, len(done.samples)),
+                "accept_length_recorded": before,
+            "over_recorded": None if before is None else round(length / before, 4), session.args.max_tokens, session.args.device
+                ),
                 "runs": turn + 1,
                 **odd,
             },
             done,
         )
-
-
-def recorded(session: Session, way: Way, prompts: int) -> float | None:
-    """The small model's accept length in the record of its own; None: it has no such row."""
-    if not RECORDED.exists():
-        return None
-    for row in json.loads(RECORDED.read_text(encoding="utf-8"))["rows"]:
-        settings = {k: v for k, v in way.config.items() if k.startswith("eagle_")}
-        wanted = {
-            "drafter": way.name,
-            "parts": way.config.get("parts"),
-            "nodes": way.nodes,
-            "dataset": "human_eval",
-            "group": "humaneval",
-            "temperature": 0.0,
-            "device": torch.device(session.args.device).type,
-            "max_tokens": session.args.max_tokens,
-            "adaptive": False,
-            "prompts": prompts,
-        }
-        if all(row.get(k) == v for k, v in wanted.items()) and row.get("settings", {}) == settings:
-            return float(row["accept_length"])
-    return None
-
-
-def differences(wide: Slice, small: Slice) -> Row:
-    """Where answers part from the small model's, and how clear its choice was there."""
-    own = {s.task: s for s in small.samples}
-    margins, equal = [], 0
-    for sample in wide.samples:
-        plain = own[sample.task]
-        pairs = zip(plain.token_ids, sample.token_ids, strict=False)
-        place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-        if place is None:
-            equal += len(plain.token_ids) == len(sample.token_ids)
-            continue
-        best, second = plain.logprobs[place].top_logprobs[:2]
-        margins.append(best - second)
-    every = [p.top_logprobs[0] - p.top_logprobs[1] for s in small.samples for p in s.logprobs]
-    return {
-        "equal": equal,
-        "parted": len(margins),
-        "largest_margin_nats": round(max(margins), 4) if margins else None,
-        "median_margin_nats": round(statistics.median(margins), 4) if margins else None,
-        "median_margin_anywhere_nats": round(statistics.median(every), 3),
-    }
 
 
 def speed(session: Session, ways: Sequence[Way], target: LoadedModel, small: Slice) -> None:
@@ -355,17 +200,6 @@ def small_rows(session: Session, ways: Sequence[Way], loaded: LoadedModel) -> No
                 row["accept_length_small"] = round(length, 4)
                 row["over_small"] = round(float(str(row["accept_length"])) / length, 4)
             session.say(f"{way.name}, small model: {accept_length(done.samples):.4f}")
-
-
-def networks_of(folders: Iterable[Path]) -> dict[str, Path]:
-    """Which of these folders hold DFlash's and EAGLE-3's networks."""
-    found = {}
-    for folder in sorted(folders):
-        config = folder / "config.json"
-        if config.is_file():
-            names = json.loads(config.read_text(encoding="utf-8"))["architectures"]
-            found["dflash" if {FIRST, SECOND} & set(names) else "eagle3"] = folder
-    return found
 
 
 def main() -> int:
