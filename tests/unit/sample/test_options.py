@@ -194,3 +194,17 @@ def test_options_that_no_slot_can_ever_serve_are_refused() -> None:
     with pytest.raises(RequestError, match="option slot"):
         SamplingTable(1, V, "cpu", 0).check(SamplingParams(presence_penalty=1))
     SamplingTable(1, V, "cpu", 0).check(SamplingParams())
+
+
+def test_a_step_can_be_recorded_for_options_that_nobody_has() -> None:
+    """The spare row stands for them, within the context and on the host alone."""
+    table = SamplingTable(2, 50, "cpu", 1)
+    assign(table, 0, SamplingParams(temperature=0.0))
+    before = state(table, 2)
+    with table.in_play_as(PENALTY, 3) as rows:
+        assert table.in_play(rows) == PENALTY
+        assert table.num_logprobs(rows) == 3
+        assert table.in_play([0, 1]) == 0
+        assert {**state(table, 2), "host": None} == {**before, "host": None}
+    assert table.in_play([*rows, 0, 1]) == 0
+    assert state(table, 2) == before
