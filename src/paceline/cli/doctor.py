@@ -146,9 +146,8 @@ def _fast_bf16(device: torch.device) -> bool | str:
 def _invariant(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> bool | str:
     """Whether a row's bits are independent of its company; if not, why, and what makes them so."""
     from paceline.attention import choose, refusals
-    from paceline.kv.layout import Heads
 
-    layout, size = Heads(num_heads=1, head_dim=64), config.cache.page_size
+    layout, size = _heads(config.model), config.cache.page_size
     reasons = refusals(layout, device, dtype, size, invariant=True)
     if all(reason is not None for reason in reasons.values()):
         name = "triton-invariant" if device.type == "cuda" else "tiled"
