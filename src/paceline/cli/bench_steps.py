@@ -144,7 +144,8 @@ def steps(
     batch_invariant: Annotated[
         bool | None,
         Parameter(
-            group=_ENGINE, help="a row's bits do not depend on its company; default: on on a CPU"
+            group=_ENGINE,
+            help="a row's bits do not depend on its company; default: on on a CPU alone",
         ),
     ] = None,
     threads: Annotated[int | None, Parameter(group=_ENGINE, help="CPU threads")] = None,

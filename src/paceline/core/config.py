@@ -159,7 +159,10 @@ class EngineConfig:
     weights: WeightMode = field(default="auto", metadata=_doc("packed weights on a CPU"))
     batch_invariant: bool | None = field(
         default=None,
-        metadata=_doc("a row's bits do not depend on its company; default: on on a CPU"),
+        metadata=_doc(
+            "a row's bits do not depend on its company; default: on on a CPU, off on a GPU, where it "
+            "takes longer"
+        ),
     )
     graphs: Graphs = field(
         default="beforehand",

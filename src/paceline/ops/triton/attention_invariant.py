@@ -164,7 +164,7 @@ def attend(
     q, pages = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, pages))
     block_m = max(_LEAST_M, power_of_two(group))
     queries = block_m // group
-    blocks, block_d = -(-q_len // queries), power_of_two(dim)
+    blocks, block_d, block_g = -(-q_len // queries), power_of_two(dim), power_of_two(group)
     units = -(-pages.shape[1] * page_size // (TILE * UNIT_TILES))
     partials = units * num_tokens * q_heads
     if split is None:
@@ -240,10 +240,10 @@ def attend(
                 GROUP=group,
                 DIM=dim,
                 BLOCK_D=block_d,
-                BLOCK_G=power_of_two(group),
+                BLOCK_G=block_g,
                 TILE=TILE,
                 PARTS=_PARTS,
-                num_warps=1,
+                num_warps=min(max(block_g * block_d // 512, 1), 16),
                 num_stages=1,
             )
     return out
