@@ -36,7 +36,7 @@ REPEATS = 5
 # Keys at once, warps, stages.
 NARROW = ((64, 4, 3), (64, 2, 3), (32, 4, 4), (32, 2, 4), (128, 4, 2), (32, 1, 4), (64, 4, 4))
 MIDDLE = ((64, 4, 3), (64, 2, 3), (32, 4, 4), (64, 4, 4))
-WIDE = ((64, 4, 3), (32, 4, 4), (64, 4, 2), (32, 4, 6), (128, 8, 2), (64, 8, 3))
+WIDE = ((64, 8, 3), (64, 4, 3), (32, 4, 4), (64, 8, 2), (32, 8, 4), (64, 8, 4))
 DEEP = ((64, 4, 3), (32, 4, 4), (64, 4, 4), (64, 4, 6), (32, 4, 6), (128, 8, 2))
 WIDEST = ((64, 8, 3), (64, 8, 2), (128, 8, 2), (64, 8, 5))
 ALL = 4096  # a unit that holds a row
@@ -116,10 +116,15 @@ POINTS = (
     _point(1, 32_768, 32, _LONG, m128=WIDEST, m64=((64, 4, 3),)),
     _point(1, 32_768, 8, _LONG, m64=((64, 4, 3), (32, 4, 4), (64, 4, 2)), m32=MIDDLE[:3]),
     _point(1, 32_768, 1, _LONG, m16=NARROW, m64=((64, 4, 3), (32, 4, 4))),
-    _point(8, 1024, 8, _FEW, m64=((64, 4, 3), (32, 4, 4), (64, 4, 2)), m32=MIDDLE[:3]),
+    _point(8, 1024, 8, _FEW, m64=((64, 4, 3), (32, 4, 4), (64, 8, 3)), m32=MIDDLE[:2]),
     _point(8, 1024, 1, _FEW, m16=NARROW, m64=((64, 4, 3), (32, 4, 4))),
     _point(8, 1024, 32, _FEW, m128=WIDEST[:3], m64=((64, 4, 3), (32, 4, 4))),
     _point(64, 1024, 8, _MANY, m64=((64, 4, 3), (32, 4, 4), (32, 4, 6)), m32=MIDDLE),
+    _point(64, 1024, 32, _MANY, m128=WIDEST, m64=((64, 4, 3), (32, 4, 4))),
+    _point(16, 1024, 8, Units(lengths=(512, ALL, 256), halves=(True,)), m64=WIDE[:3]),
+    _point(
+        16, 1024, 1, Units(lengths=(512, 256, ALL), halves=(True,)), m16=NARROW[:4], m64=WIDE[1:3]
+    ),
     _point(64, 1024, 16, _MANY, m64=((64, 4, 3), (32, 4, 4), (32, 4, 6), (64, 4, 2))),
     _point(64, 1024, 1, _MANY, m16=NARROW, m64=((64, 4, 3), (32, 4, 4))),
     _point(64, 1024, 4, _MANY, m16=NARROW, m64=((64, 4, 3), (32, 4, 4))),
@@ -129,7 +134,7 @@ POINTS = (
     _point(1, 1024, 1, _ONE, m16=NARROW, m64=((64, 4, 2), (32, 4, 3))),
     _point(1, 1024, _BLOCK, _ONE, **_FORKS),
     _point(4, 1024, 16, Units(lengths=(128, 256, 320), halves=(True,)), m64=WIDE, **_NARROWER),
-    _point(16, 1024, 16, Units(lengths=(512, 256, ALL), halves=(True,)), m64=WIDE),
+    _point(16, 1024, 16, Units(lengths=(512, ALL), halves=(True,)), m64=WIDE),
     _point(8, 4096, 16, Units(lengths=(1024, 2048, 512), halves=(True,)), m64=WIDE[:4]),
     _point(32, 1024, _BLOCK, Units(lengths=(ALL, 512, 256), halves=(True,)), m64=DEEP),
     _point(64, 1024, _BLOCK, _MANY, m64=WIDE[:4]),

@@ -74,7 +74,8 @@ def test_tiles_fit_the_rules_of_the_kernels(dim: int) -> None:
         assert tiles.block_m >= 16
         assert tiles.unit % tiles.block_n == 0
         assert tiles.block_n % 32 == 0
-        if packed <= 128 and streams > 16:
+        assert 1 <= tiles.least <= tiles.unit
+        if packed <= 128 and streams > 128:
             assert tiles.block_m >= packed, "the prefix is read once"
 
 

@@ -20,37 +20,44 @@ HEAD_DIMS = (64, 96, 128)
 DTYPES = (torch.bfloat16, torch.float16)
 _WORK_BYTES = 256 << 20  # most bytes of work space for partial results
 _ARRIVALS = 1 << 16  # most (row, key/value head, block of queries) whose last program joins
-# Most units x packed queries that a last program joins by itself: one multiprocessor reads 512 bytes
-# for each of them, a kernel more takes about 2 microseconds.
-_JOINED_BY_LAST = 1024
+# Most units, and most units x packed queries, that a last program joins by itself: one multiprocessor
+# reads 512 bytes for each of the latter, a kernel more takes about 2 microseconds.
+_UNITS_BY_LAST, _JOINED_BY_LAST = 32, 1024
 _ANY: Final = sys.maxsize
 
 # The choice of tiles: the first line whose bounds hold. To be revised with the benchmark's --sweep.
 # Few streams need small units, so that there are enough programs; a whole row in one unit needs no
-# joining. `keys` is the page table's bound, of which rows in service hold about half.
+# joining, which for 64 packed queries costs as much as a hundred keys. Products of 64 rows and more
+# have instructions of their own, so that 64 are often as fast as 16. Lines that no sweep has are between
+# lines that one has. `keys` is the page table's bound, of which rows in service hold about half.
 #
-#    most packed  streams  keys      block_m  block_n  unit  warps  stages
+#    most packed  streams  keys      block_m  block_n  unit  least  warps  stages
 _CHOICE: Final = (
-    ((16, 16, 4096), (16, 64, 128, 4, 3)),
-    ((64, 16, 4096), (16, 128, 256, 4, 2)),
-    ((128, 16, 4096), (16, 64, 256, 4, 3)),
-    ((16, 16, 32_768), (16, 64, 256, 4, 3)),
-    ((16, 128, 4096), (16, 64, 256, 2, 3)),
-    ((16, 256, _ANY), (16, 64, 1024, 4, 3)),
-    ((16, _ANY, 4096), (16, 32, 4096, 4, 4)),
-    ((16, _ANY, _ANY), (16, 64, 2048, 4, 3)),
-    ((32, 128, 4096), (32, 64, 256, 4, 2)),
-    ((32, 256, _ANY), (32, 64, 512, 4, 3)),
-    ((32, _ANY, 4096), (32, 64, 4096, 4, 3)),
-    ((32, _ANY, _ANY), (32, 64, 2048, 4, 3)),
-    ((64, 128, 4096), (64, 64, 4096, 4, 3)),
-    ((64, 256, _ANY), (64, 64, 512, 4, 3)),
-    ((64, _ANY, 4096), (64, 32, 4096, 4, 4)),
-    ((64, _ANY, _ANY), (64, 64, 2048, 4, 3)),
-    ((_ANY, 128, 4096), (128, 64, 512, 8, 3)),
-    ((_ANY, 256, _ANY), (128, 64, 1024, 8, 3)),
-    ((_ANY, _ANY, 4096), (128, 64, 4096, 8, 3)),
-    ((_ANY, _ANY, _ANY), (128, 64, 2048, 8, 3)),
+    ((16, 16, 4096), (16, 64, 128, 1, 4, 3)),
+    ((128, 16, 4096), (16, 64, 256, 128, 4, 3)),
+    ((16, 16, 32_768), (16, 64, 256, 128, 4, 3)),
+    ((16, 64, 4096), (16, 32, 256, 128, 2, 4)),
+    ((16, 128, 4096), (16, 32, 512, 256, 2, 4)),
+    ((16, 256, _ANY), (64, 64, 1024, 512, 4, 3)),
+    ((16, _ANY, 4096), (16, 32, 4096, 1, 2, 4)),
+    ((16, _ANY, _ANY), (16, 32, 2048, 1024, 2, 4)),
+    ((32, 64, 4096), (64, 32, 256, 128, 4, 4)),
+    ((32, 128, 4096), (64, 64, 4096, 1, 4, 3)),
+    ((32, 256, _ANY), (64, 64, 1024, 512, 4, 3)),
+    ((24, _ANY, 4096), (32, 64, 4096, 1, 4, 3)),
+    ((64, 32, 4096), (64, 64, 256, 128, 8, 3)),
+    ((64, 64, 2304), (64, 64, 512, 256, 8, 3)),
+    ((64, 64, 4096), (64, 64, 1024, 512, 8, 3)),
+    ((64, 128, 2304), (64, 64, 4096, 1, 4, 3)),
+    ((64, 256, 4096), (64, 32, 4096, 1, 4, 4)),
+    ((64, 256, _ANY), (64, 32, 1024, 512, 4, 4)),
+    ((64, _ANY, 4096), (64, 32, 4096, 1, 4, 4)),
+    ((64, _ANY, _ANY), (64, 32, 2048, 1024, 4, 4)),
+    ((_ANY, 128, 4096), (64, 64, 512, 256, 4, 3)),
+    ((_ANY, 128, _ANY), (64, 64, 2048, 1024, 4, 3)),
+    ((_ANY, 256, _ANY), (128, 64, 1024, 512, 8, 3)),
+    ((_ANY, _ANY, 4096), (128, 64, 4096, 1, 8, 3)),
+    ((_ANY, _ANY, _ANY), (128, 64, 2048, 1024, 8, 3)),
 )
 
 
@@ -97,14 +104,21 @@ def tiles_for(packed: int, streams: int, num_keys: int, dim: int) -> Tiles:
         dim: numbers of a head.
     """
     asked = (packed, streams, num_keys)
-    block_m, block_n, unit, warps, stages = next(
+    block_m, block_n, unit, least, warps, stages = next(
         chosen
         for bounds, chosen in _CHOICE
         if all(n <= most for n, most in zip(asked, bounds, strict=True))
     )
-    if dim <= 64:
-        warps = min(warps, 4)
-    return Tiles(block_m=block_m, block_n=block_n, unit=unit, num_warps=warps, num_stages=stages)
+    if dim <= 64:  # half the work; but products of 64 rows take four warps
+        warps = max(warps // 2, 4 if block_m >= 64 else 1)
+    return Tiles(
+        block_m=block_m,
+        block_n=block_n,
+        unit=unit,
+        least=least,
+        num_warps=warps,
+        num_stages=stages,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +168,8 @@ def shape(
             break  # one unit has no partial results
         tiles = replace(tiles, unit=2 * tiles.unit)
     blocks, units = -(-packed // tiles.block_m), tiles.units(num_keys)
-    few = units * min(packed, tiles.block_m) <= _JOINED_BY_LAST
+    loads = units * min(packed, tiles.block_m)
+    few = units <= _UNITS_BY_LAST and loads <= _JOINED_BY_LAST
     last = few if tiles.last_joins is None else tiles.last_joins
     return Shape(
         num_rows=num_rows,
