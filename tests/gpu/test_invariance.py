@@ -67,7 +67,9 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", list(CASES))
 def test_kernels_are_the_definition(name: str, split: bool) -> None:
     """Every kind of BLOCK pass, at borders of pages, tiles and units; NaN in all that nobody sees."""
-    for dtype in TYPES:
+    for dtype in (
+        TYPES if name == "ragged trees" else TYPES[:1]
+    ):  # compilation takes most of the time
         case = dataclasses.replace(CASES[name], dtype=dtype)
         made = case.scene("cuda")
         found = grid.attend_by(InvariantTritonAttention(split), made, case)
@@ -129,7 +131,7 @@ def test_a_node_that_fails_spoils_no_other() -> None:
 @pytest.mark.parametrize("n, k", [(97, 70), (960, 576), (576, 1536), (256, 2048), (4096, 4096)])
 def test_a_row_of_a_product_has_one_set_of_bits(n: int, k: int, bias: bool) -> None:
     """One row, a block of rows and more, the definition within the tolerance."""
-    for dtype in TYPES:
+    for dtype in TYPES if n == 97 else TYPES[:1]:
         invariance_grid.product_bits(
             n, k, (1, 2, 16, 17, 63, 64, 65, 300), dtype=dtype, device="cuda", bias=bias
         )
@@ -280,7 +282,7 @@ def test_bits_are_those_of_plain_decoding(
         name: SamplingParams(temperature=i % 2, max_tokens=24, seed=i, ignore_eos=True, logprobs=0)
         for i, name in enumerate(PROMPTS)
     }
-    plain = engine(folder, Engine.build, method="none", **options)
+    plain = engine(folder, Engine.build, method="none", graphs=False, **options)
     assert plain.config.batch_invariant is True
     assert any(note.startswith("batch-invariant: yes") for note in plain.notes)
     expected = {
