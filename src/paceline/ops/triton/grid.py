@@ -27,15 +27,17 @@ _ANY: Final = sys.maxsize
 
 # The choice of tiles: the first line whose bounds hold. To be revised with the benchmark's --sweep.
 # Few streams need small units, so that there are enough programs; a whole row in one unit needs no
-# joining, which for 64 packed queries costs as much as a hundred keys. Products of 64 rows and more
-# have instructions of their own, so that 64 are often as fast as 16. Lines that no sweep has are between
-# lines that one has. `keys` is the page table's bound, of which rows in service hold about half.
+# joining, which takes microseconds where packed queries are many. Products of 64 rows have instructions
+# of their own on recent GPUs, so that fewer are often padded to 64. What no sweep has measured lies
+# between lines that one has. `keys` is the page table's bound, of which rows in service hold about half.
 #
 #    most packed  streams  keys      block_m  block_n  unit  least  warps  stages
 _CHOICE: Final = (
     ((16, 16, 4096), (16, 64, 128, 1, 4, 3)),
     ((128, 16, 4096), (16, 64, 256, 128, 4, 3)),
     ((16, 16, 32_768), (16, 64, 256, 128, 4, 3)),
+    ((_ANY, 16, 16_384), (64, 64, 256, 128, 4, 3)),
+    ((_ANY, 16, 32_768), (64, 64, 512, 256, 4, 3)),
     ((16, 64, 4096), (16, 32, 256, 128, 2, 4)),
     ((16, 128, 4096), (16, 32, 512, 256, 2, 4)),
     ((16, 256, _ANY), (64, 64, 1024, 512, 4, 3)),
