@@ -43,14 +43,14 @@ def chain(x: Tensor, weights: list[tuple[Tensor, Tensor]]) -> Tensor:
     return stream
 
 
-@pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.parametrize("rows", [1, 16, 64])  # all of which overlap
 def test_the_order_of_results_is_the_streams(
     rows: int, weights: list[tuple[Tensor, Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit what kernels give of which none begins before the last has ended."""
     x = torch.randn(rows, WIDTH, device="cuda", dtype=torch.bfloat16)
     with monkeypatch.context() as patch:
-        patch.setattr(overlap, "arguments", lambda _: {"OVERLAPS": False})
+        patch.setattr(overlap, "_MOST_TOKENS", 0)
         want = chain(x, weights)
         x2 = torch.randn_like(x)
         want2 = chain(x2, weights)
@@ -68,7 +68,9 @@ def test_the_order_of_results_is_the_streams(
 
 
 def test_this_gpu_overlaps_if_it_can() -> None:
-    """By its compute capability."""
+    """By its compute capability, few tokens, and never on a CPU."""
     can = torch.cuda.get_device_capability() >= (9, 0)
-    assert overlap.arguments(torch.zeros(1, device="cuda"))["OVERLAPS"] == can
-    assert overlap.arguments(torch.zeros(1)) == {"OVERLAPS": False}
+    for options in (overlap.product, overlap.between):
+        assert bool(options(torch.zeros(16, 1, device="cuda"))["OVERLAPS"]) == can
+        assert options(torch.zeros(1024, 1, device="cuda")) == {"OVERLAPS": 0}
+        assert options(torch.zeros(16, 1)) == {"OVERLAPS": 0}

@@ -116,8 +116,8 @@ def test_training_blocks_equal_serving_blocks(
 
     serve = drafter._hidden
 
-    def spy(rows: Tensor) -> Tensor:
-        hidden = serve(rows)
+    def spy(rows: Tensor, roots: Tensor) -> Tensor:
+        hidden = serve(rows, roots)
         seen.extend(zip(drafter._runtime.lens(rows).tolist(), hidden, strict=True))
         return hidden
 

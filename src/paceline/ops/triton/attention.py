@@ -176,7 +176,7 @@ def attend(
             ONE_WORD=one_word,
             CAUSAL=causal,
             HAS_WINDOW=window is not None,
-            **overlap.arguments(out),
+            **overlap.between(out),
             num_warps=tiles.num_warps,
             num_stages=tiles.num_stages,
         )
@@ -200,7 +200,7 @@ def attend(
                 UNITS=min(_JOIN_UNITS, power_of_two(planned.units)),
                 BLOCK_M=_JOIN_M,
                 COLUMNS=_JOIN_COLUMNS,
-                **overlap.arguments(out),
+                **overlap.between(out),
                 num_warps=1,
                 num_stages=1,
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.ops.triton.overlap_kernels import follow
+from paceline.ops.triton.overlap_kernels import follow, release
 
 
 @triton.jit
@@ -279,6 +279,7 @@ def attend_kernel(
         scores = tl.where(sees, tl.dot(queries, tl.trans(k_tile)), float("-inf"))
         peak, total, acc = _add_tile(scores, v_tile, scale, peak, total, acc)
 
+    release(OVERLAPS)
     in_out = live[:, None] & (at_d < DIM)[None, :]
     if row_units > 1:
         heads = tl.num_programs(1)

@@ -119,7 +119,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
             INNER=inner,
             BLOCK=block,
             num_warps=4,
-            **overlap.arguments(out),
+            **overlap.between(out),
         )
     return out
 
@@ -211,7 +211,7 @@ def _norm(
             ROWS=together,
             ADDS=residual is not None,
             num_warps=min(16, max(4, block // 512)),
-            **overlap.arguments(out),
+            **overlap.between(out),
         )
 
 
@@ -270,5 +270,5 @@ def _heads(
             NORM=norms is not None,
             PAGED=slots is not None,
             num_warps=4,
-            **overlap.arguments(q),
+            **overlap.between(q),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.ops.triton.overlap_kernels import follow
+from paceline.ops.triton.overlap_kernels import follow, release
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -39,6 +39,7 @@ def norm_kernel(
         y = kept.to(tl.float32)
     scale = tl.rsqrt(tl.sum(y * y, 1) / WIDTH + eps)
     y = y * scale[:, None] * gain[None, :]
+    release(OVERLAPS)
     tl.store(out + to, y.to(out.dtype.element_ty), mask=there)
 
 
@@ -58,6 +59,7 @@ def silu_mul_kernel(
     small = tl.exp(-tl.abs(gate))
     sigmoid = tl.where(gate < 0.0, small, 1.0) / (1.0 + small)
     y = gate * sigmoid * up
+    release(OVERLAPS)
     tl.store(out + token * INNER + col, y.to(out.dtype.element_ty), mask=there)
 
 
@@ -128,6 +130,7 @@ def heads_kernel(
     angles = cos_sin + position * angle_stride + half
     cos = tl.load(angles, mask=half < DIM // 2, other=0.0)
     sin = tl.load(angles + DIM // 2, mask=half < DIM // 2, other=0.0)
+    release(OVERLAPS)
     q_blocks = (Q_HEADS + BLOCK_H - 1) // BLOCK_H
     if block < q_blocks:
         _rotate(

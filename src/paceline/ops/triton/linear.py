@@ -98,7 +98,7 @@ def product_norm(
             PARTS=tiles.split,
             num_warps=min(16, max(4, block // 256)),
             num_stages=1,
-            **overlap.arguments(out),
+            **overlap.between(out),
         )
     return out, stream
 
@@ -129,7 +129,7 @@ def parts(x: Tensor, weight: Tensor, tiles: Tiles, dtype: torch.dtype) -> Tensor
             EVEN_N=n % tiles.block_n == 0,
             EVEN_K=k % tiles.block_k == 0,
             SWAP=tiles.swap,
-            **overlap.arguments(out),
+            **overlap.product(x),
             num_warps=tiles.num_warps,
             num_stages=tiles.num_stages,
         )

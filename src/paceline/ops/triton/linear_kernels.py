@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from paceline.ops.triton.overlap_kernels import follow
+from paceline.ops.triton.overlap_kernels import follow, release
 
 
 @triton.jit(do_not_specialize=["rows", "steps"])
@@ -50,6 +50,7 @@ def product_kernel(
             b_mask = (col < n)[:, None] & (inner < k - at)[None, :]
             b = tl.load(w_at + at, mask=b_mask, other=0.0, eviction_policy="evict_first")
         acc = tl.dot(b, tl.trans(a), acc) if SWAP else tl.dot(a, tl.trans(b), acc)
+    release(OVERLAPS)
     place = (part.to(tl.int64) * rows + row) * n
     if SWAP:
         to = out + place[None, :] + col[:, None]
@@ -82,4 +83,5 @@ def join_norm_kernel(
     tl.store(stream + row * WIDTH + col, kept, mask=there)
     y = kept.to(tl.float32)
     scale = tl.rsqrt(tl.sum(y * y, 0) / WIDTH + eps)
+    release(OVERLAPS)
     tl.store(out + row * WIDTH + col, (y * scale * gain).to(out.dtype.element_ty), mask=there)
