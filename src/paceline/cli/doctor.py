@@ -116,7 +116,9 @@ def _attention(config: EngineConfig, device: torch.device, dtype: torch.dtype) -
     """Every attention backend with its reason; the first without one is used."""
     from paceline.attention import refusals
 
-    return dict(refusals(_heads(config.model), device, dtype, config.cache.page_size))
+    asked = bool(config.batch_invariant)
+    layout, size = _heads(config.model), config.cache.page_size
+    return dict(refusals(layout, device, dtype, size, invariant=asked))
 
 
 def _heads(name: str) -> Heads:

@@ -270,17 +270,22 @@ def test_doctor_tells_what_an_old_gpu_lacks(run, monkeypatch: pytest.MonkeyPatch
 def test_doctor_asks_for_the_model_s_own_heads(
     run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head_dim: int, *, refused: bool
 ) -> None:
-    """Kernels for heads of other sizes are refused, and the backend that serves instead is there."""
+    """Kernels for heads of other sizes are refused, what serves instead is there; so in the invariant mode."""
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     monkeypatch.setattr("paceline.bench.machine.machine", lambda _: {"gpu": "a new one"})
     folder = tiny.write_tiny(tmp_path / "model", "llama", head_dim=head_dim)
-    found = json.loads(run("doctor", "--json", "--device", "cuda", "--model", str(folder)).out)
-    reason = found["attention"]["triton"] or ""
-    assert ("not of 80" in reason) == refused
-    assert found["attention"]["sdpa"] is None
+    words = ("doctor", "--json", "--device", "cuda", "--model", str(folder))
+    found = json.loads(run(*words).out)["attention"]
+    assert ("not of 80" in (found["triton"] or "")) == refused
+    assert found["sdpa"] is None
+    left = json.loads(run(*words, "--batch-invariant").out)["attention"]
+    assert ("not of 80" in (left["triton-invariant"] or "")) == refused
+    assert all(left[name] is not None for name in left if name != "triton-invariant"), (
+        "others are none for the mode"
+    )
 
 
 def test_doctor_reports_an_unusable_cache_folder(
