@@ -15,13 +15,7 @@ from typing import Any
 import pytest
 
 from paceline.models.cache import folder_digest
-
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
-
-
-def text(page: str) -> str:
-    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+from tests.records import RESULTS, ROOT, text
 
 
 @pytest.fixture(scope="module")
@@ -312,35 +306,3 @@ def test_the_table_of_drafters_that_copy_is_the_bench_s() -> None:
         "suffix:path",
         "suffix",
     }
-
-
-def test_steps_on_a_gpu_are_those_measured() -> None:
-    """First, last and least milliseconds of every case; and none of them ran without a graph."""
-    last, first = (
-        json.loads((RESULTS / f"h200-steps{name}.json").read_text()) for name in ("", "-first")
-    )
-    names = {
-        "none": "plain decoding",
-        "dflash": "DFlash, block {block}",
-        "ddtree": "DDTree, 32 nodes",
-    }
-    says = text("docs/performance.md")
-    before = {(r["spec"], r["sequences"]): r["ms_per_step"] for r in first["rows"]}
-    after = {(r["spec"], r["sequences"]): r["ms_per_step"] for r in last["rows"]}
-    assert before.keys() == after.keys()
-    for row in last["rows"]:
-        assert row["steps_without_graph"] == row["graphs_captured"] == 0
-        name = names[row["drafter"]].format(block=row["block"])
-        key = row["spec"], row["sequences"]
-        assert re.search(
-            rf"\| {name}, {row['sequences']}( sequence)? \| {before[key]:.2f} \| {after[key]:.2f} \| "
-            rf"{row['floor_ms']:.2f} \|",
-            says,
-        ), (name, key)
-    tree, chain = "ddtree:qwen3-8b-dflash-b16:32", "dflash:qwen3-8b-dflash-b16"
-    assert f"costs {after[tree, 1] / after[chain, 1]:.2f} times the chain of 16" in says
-    assert f"({after[chain, 64]:.2f} ms for 64 sequences against {after['none', 64]:.2f})" in says
-    readme = text("README.md")
-    plain, drafted = ([after[spec, n] for n in (1, 8, 64)] for spec in ("none", chain))
-    for ms in (plain, drafted):
-        assert f"{ms[0]:.2f}, {ms[1]:.2f} and {ms[2]:.2f} ms" in readme

@@ -32,13 +32,11 @@ TABLE: dict[tuple[str, int, int], dict[int, Tiles]] = {
         16: Tiles(block_n=64, block_k=128, split=3, swap=True),
         32: Tiles(block_n=64, block_k=128, split=2, swap=True),
         64: Tiles(block_n=64, block_k=128, split=2),
-        128: Tiles(block_n=64, block_k=64, split=2, num_stages=6),
     },
     ("linear_add_rms_norm", 4096, 4096): {
         16: Tiles(block_n=64, block_k=128, split=2, swap=True),
         32: Tiles(block_n=64, block_k=128, split=2, swap=True),
         64: Tiles(block_n=64, block_k=128, split=2),
-        128: Tiles(block_n=64, block_k=64, split=2, num_stages=6),
     },
     ("linear", 6144, 4096): {
         16: Tiles(block_n=64, block_k=256, num_stages=3, swap=True),
