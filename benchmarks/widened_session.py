@@ -63,6 +63,16 @@ class Way:
         """Draft nodes of a step."""
         return int(str(self.config.get("num_speculative_tokens", 0)))
 
+    @property
+    def facts(self) -> Row:
+        """What a row says of it, and no other drafter's row."""
+        return {
+            "drafter": self.name,
+            "parts": self.config.get("parts"),
+            "nodes": self.nodes,
+            "settings": {k: v for k, v in self.config.items() if k.startswith("eagle_")},
+        }
+
     def network(self, folders: Mapping[str, Path]) -> Path | None:
         """The folder of its network among those of DFlash and EAGLE-3; None: it has none."""
         parts = self.config.get("parts")
@@ -146,11 +156,8 @@ def recorded(way: Way, prompts: int, max_tokens: int, device: str) -> float | No
     if not RECORDED.exists():
         return None
     for row in json.loads(RECORDED.read_text(encoding="utf-8"))["rows"]:
-        settings = {k: v for k, v in way.config.items() if k.startswith("eagle_")}
         wanted = {
-            "drafter": way.name,
-            "parts": way.config.get("parts"),
-            "nodes": way.nodes,
+            **way.facts,
             "dataset": "human_eval",
             "group": "humaneval",
             "temperature": 0.0,
@@ -159,7 +166,8 @@ def recorded(way: Way, prompts: int, max_tokens: int, device: str) -> float | No
             "adaptive": False,
             "prompts": prompts,
         }
-        if all(row.get(k) == v for k, v in wanted.items()) and row.get("settings", {}) == settings:
+        given = {"settings": {}, **row}
+        if all(given.get(k) == v for k, v in wanted.items()):
             return float(row["accept_length"])
     return None
 

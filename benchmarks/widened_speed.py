@@ -14,14 +14,14 @@ settings and prompts. The widened function is the small model's but for the orde
 answers part at near-ties: `differences` says how often, and how far apart the small model's two best tokens
 were there.
 
-Graphs are captured when a step first asks for one, since there is no time for all of every drafter. The record is written after every row: whatever ends this leaves what was measured. `--seconds` is for all;
-what does not fit any more is listed in `left_out`. One JSON record is the last line of stdout.
+Graphs are captured when a step first asks for one, since there is no time for all of every drafter. The
+record is written after every row: whatever ends this leaves what was measured. `--seconds` is for all; what
+does not fit any more is listed in `left_out`. One JSON record is the last line of stdout.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
 import time
@@ -52,7 +52,7 @@ from paceline.bench.machine import machine, source, versions
 from paceline.bench.run import Slice, run_one_way
 from paceline.bench.widen_load import load_target
 from paceline.cli.workbench import command_line, encode, publish
-from paceline.core.device import free_cached
+from paceline.core.device import give_back
 from paceline.engine.engine import Engine
 from paceline.models import LoadedModel
 
@@ -93,8 +93,7 @@ def engine_of(
     device = torch.device(args.device)
     if device.type == "cuda":
         values["memory_gb"] = args.memory_gb
-    gc.collect()
-    free_cached(device)
+    give_back(device)
     engine = Engine.build(engine_config(values), loaded=loaded)
     try:
         yield engine
@@ -138,9 +137,7 @@ def wide_rows(session: Session, way: Way, engine: Engine) -> Iterator[tuple[Row,
         before = recorded(way, len(done.samples), session.args.max_tokens, session.args.device)
         yield (
             {
-                "drafter": way.name,
-                "parts": way.config.get("parts"),
-                "nodes": way.nodes,
+                **way.facts,
                 "sequences": sequences,
                 "prompts": len(done.samples),
                 "tokens": made,
@@ -185,7 +182,7 @@ def small_rows(session: Session, ways: Sequence[Way], loaded: LoadedModel) -> No
     """The small model's accept lengths, put beside the rows that there are."""
     folders = networks_of(session.args.drafter_folder or (HERE.parent / "drafters").iterdir())
     for way in ways:
-        mine = [row for row in session.rows if row["drafter"] == way.name]
+        mine = [row for row in session.rows if way.facts.items() <= row.items()]
         if way.name == "none" or not mine:
             continue
         with session.part():

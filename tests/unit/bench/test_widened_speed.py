@@ -37,7 +37,7 @@ def measured(folder: Path, small: Path, *more: str) -> tuple[dict[str, Any], dic
         [
             *(sys.executable, str(SCRIPT), str(folder / "wide"), "--model", str(small)),
             *("--prompts", str(prompts), "--device", "cpu", "--dtype", "float64"),
-            *("--max-len", "200", "--max-tokens", "12", "--sequences", "1", "3"),
+            *("--max-len", "200", "--max-tokens", "32", "--sequences", "1", "3"),
             *("--rounds", "1", "--least", "2", "--out", str(folder / "record.json")),
             *(word for name, value in SIZES.items() for word in ("--size", f"{name}={value}")),
             *more,
@@ -79,13 +79,14 @@ def test_throughput_and_accept_lengths(small: Path, tmp_path: Path) -> None:
         f'"method": "ddtree", {nodes}',
         f'"method": "eagle3", "eagle_num_steps": 2, {nodes}',
         f'"method": "ngram", {nodes}',
+        '"method": "ddtree", "num_speculative_tokens": 1',
     ):
         words += ["--drafter", f"{{{config}}}"]
     record, kept = measured(tmp_path, small, *words)
     assert kept == record
     assert record["left_out"] == []
     rows = record["rows"]
-    names = ("none", "ddtree", "eagle3", "ngram")
+    names = ("none", "ddtree", "eagle3", "ngram", "ddtree")
     assert [(r["drafter"], r["sequences"]) for r in rows] == [(n, s) for n in names for s in (1, 3)]
     for row in rows:
         assert row["prompts"] == {1: 2, 3: 5}[row["sequences"]]
@@ -95,8 +96,11 @@ def test_throughput_and_accept_lengths(small: Path, tmp_path: Path) -> None:
         if row["drafter"] == "none":
             assert (row["over_plain"], row["accept_length"]) == (1.0, 1.0)
         else:
-            assert row["accept_length_small"] == row["accept_length"]
-            assert row["over_small"] == 1.0
+            # A network's calibration knows what was answered before, which is not the same.
+            assert row["accept_length_small"] == pytest.approx(row["accept_length"], rel=0.01)
+            assert row["over_small"] == pytest.approx(1.0, rel=0.01)
+            assert row["accept_length"] > 1.0
+    assert rows[3]["accept_length"] > 1.02 * rows[9]["accept_length"], "each has one of its own"
 
 
 @pytest.mark.slow
