@@ -52,6 +52,12 @@ PROMPTS = {
     "short": [5],
     "long": [(7 * i * i + 3 * i) % 23 + 3 for i in range(75)],
 }
+KINDS: Mapping[str, Mapping[str, Any]] = {  # options that a prompt is answered with
+    "loop": {"temperature": 0.0},
+    "mixed": {"temperature": 1.0},
+    "short": {"temperature": 0.8, "top_k": 9, "frequency_penalty": 0.5},
+    "long": {"temperature": 1.0, "min_p": 0.05, "logit_bias": {12: 1.5}},
+}
 
 
 @pytest.fixture
@@ -269,7 +275,7 @@ def told(outcome: Outcome) -> list[tuple[int, float]]:
 def test_bits_are_those_of_plain_decoding(
     tmp_path: Path, number: int, method: str, own: Mapping[str, Any]
 ) -> None:
-    """Batches, chunks, preemption and prefix hits, at temperatures 0 and 1: every log-probability."""
+    """Batches, chunks, preemption and prefix hits, with options of all kinds: every log-probability."""
     architecture = ("qwen3", "llama")[number % 2]  # with norms of heads and without
     folder = tiny.write_tiny(tmp_path / "target", architecture, seed=3, **SHAPE)
     options: dict[str, Any] = {
@@ -279,10 +285,10 @@ def test_bits_are_those_of_plain_decoding(
         "batch_invariant": True,
     }
     params = {
-        name: SamplingParams(temperature=i % 2, max_tokens=24, seed=i, ignore_eos=True, logprobs=0)
+        name: SamplingParams(max_tokens=24, seed=i, ignore_eos=True, logprobs=0, **KINDS[name])
         for i, name in enumerate(PROMPTS)
     }
-    plain = engine(folder, Engine.build, method="none", graphs=False, **options)
+    plain = engine(folder, Engine.build, method="none", graphs="off", **options)
     assert plain.config.batch_invariant is True
     assert any(note.startswith("batch-invariant: yes") for note in plain.notes)
     expected = {
