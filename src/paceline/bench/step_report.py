@@ -37,9 +37,7 @@ class Line:
     measured: Measured
     floor: Floor
     plain_ms: float | None  # of the same case without a drafter; None: not measured
-    even_ms: float | None = (
-        None  # of the same case and as many nodes, all rows alike; None: as plain
-    )
+    even_ms: float | None  # of the same case and as many nodes, all rows alike; None: as plain
 
     @property
     def ms(self) -> float:

@@ -102,9 +102,8 @@ class Eagle3Drafter:
         """See `Drafter`."""
         self._runtime = runtime
         size = (runtime.num_rows + 1, self.net.config.hidden_size)
-        self._features = torch.zeros(
-            size, dtype=self.net.dtype, device=self._device
-        )  # newest entry's
+        # Of each row's newest entry.
+        self._features = torch.zeros(size, dtype=self.net.dtype, device=self._device)
 
     @torch.inference_mode()
     def observe(self, commit: Commit) -> None:
@@ -119,9 +118,8 @@ class Eagle3Drafter:
         asked, self._asked = self._asked, None
         # A proposal is judged by the very next commit of the same rows, or not at all.
         if asked is not None and asked.rows is commit.rows:
-            found, judged = along(
-                asked.levels, asked.found, drafts.emitted(commit.cu, commit.next_ids, self._depth)
-            )
+            emitted = drafts.emitted(commit.cu, commit.next_ids, self._depth)
+            found, judged = along(asked.levels, asked.found, emitted)
             self._calibration.note(found, asked.temperature, judged)
 
     @torch.inference_mode()

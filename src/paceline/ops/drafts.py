@@ -1,6 +1,6 @@
 """Operators of drafter networks on candidates and trees, dispatched on their device; part of `paceline.ops`.
 
-What they compute is said in `ops/reference/candidates.py`, `chain.py` and `growth.py` there and, of noise, in
+What they compute is said in `candidates.py`, `chain.py` and `growth.py` of `ops/reference` and, of noise, in
 `sample/noise.py`: arguments and results are those of the functions of the same name there.
 """
 

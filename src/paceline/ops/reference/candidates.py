@@ -1,8 +1,8 @@
 """Candidates and what their scores mean: the definitions of `draft/candidates.py`'s operators.
 
-`largest` finds the likeliest tokens of each position. `rank_candidates` orders the likeliest tokens of each position by their perturbed scores and says how likely
-each survives; `learn` learns from what the target then emitted. Plain torch, any device, no read of a device
-value.
+`largest` finds the likeliest tokens of each position. `rank_candidates` orders them by their perturbed scores
+and says how likely each survives; `learn` learns from what the target then emitted. Plain torch, any device, no
+read of a device value.
 
 Letters: B rows, P positions, C candidates. Tables [4, P] are by kind (greedy, sampled) and, within a kind,
 by what stands before (the spine, another path).
