@@ -92,12 +92,14 @@ class Device:
             if not self.lost:
                 self.current = before
 
-    def step(self, *, fails: bool = False) -> Any:
+    def step(
+        self, *, fails: bool = False, error: type[BaseException] = torch.OutOfMemoryError
+    ) -> Any:
         """A step that needs 50 MB when it runs, and 7 MB for good when it is captured."""
 
         def step() -> StepTensors:
             if self.capturing and fails:
-                raise torch.OutOfMemoryError("CUDA out of memory")
+                raise error("CUDA out of memory")
             if self.capturing:
                 self.free -= 7 * MB
             elif self.cached < 50 * MB:
@@ -142,3 +144,16 @@ def test_a_failure_leaves_the_stream_and_a_pool_to_go_on_with(device: Device) ->
     assert first not in others
     assert len(set(others)) == 1
     assert device.current is device.default
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_interrupted_capture_leaves_a_pool_to_go_on_with(
+    device: Device, error: type[BaseException]
+) -> None:
+    """Whatever ends the first capture, its pool is gone with it."""
+    recorder = CudaRecorder(GPU)
+    with pytest.raises(error):
+        recorder.record(device.step(fails=True, error=error))
+    recorder.record(device.step())
+    first, second = device.used_pools
+    assert first != second

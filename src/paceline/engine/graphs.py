@@ -317,7 +317,7 @@ class CudaRecorder:
                 ),
             ):
                 tensors = step()
-        except RuntimeError:
+        except BaseException:  # an interruption, too, ends a capture
             if not self._num_made:  # a pool that only failures had is gone with them
                 self._memory = torch.cuda.graph_pool_handle()
             raise
