@@ -16,7 +16,7 @@ from typing import TypeAlias
 import torch
 
 from paceline.api.tokenizer import Tokenizer
-from paceline.bench.run import Sample, Settings, Slice, Task
+from paceline.bench.run import Settings, Slice, Task
 from paceline.draft.dflash_config import FIRST, SECOND
 
 RECORDED = Path(__file__).parent / "results" / "accept-smollm2.json"
@@ -143,12 +143,6 @@ class Session:
         except torch.OutOfMemoryError as error:
             self.left_out.append(f"{self.doing}: no memory ({str(error)[:80]})")
         self.keep()
-
-
-def accept_length(samples: Sequence[Sample]) -> float:
-    """Tokens of verify steps over verify steps."""
-    steps = sum(s.stats.num_steps for s in samples)
-    return sum(len(s.token_ids) - 1 for s in samples) / steps if steps else 1.0
 
 
 def recorded(way: Way, prompts: int, max_tokens: int, device: str) -> float | None:

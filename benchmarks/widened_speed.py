@@ -1,6 +1,6 @@
 r"""Measures throughput on a widened model: what speculation wins where a step costs what an 8 B's does.
 
-    python benchmarks/widened_speed.py /tmp/wide --prompts HumanEval.jsonl.gz --seconds 215 \
+    python benchmarks/widened_speed.py wide --prompts HumanEval.jsonl.gz --seconds 215 \
         --out benchmarks/results/h200-widened.json
 
 The target is widened on the device and never written; drafters (2.1 GB) go to the folder. Every drafter
@@ -37,7 +37,6 @@ from widened_session import (
     Row,
     Session,
     Way,
-    accept_length,
     differences,
     networks_of,
     recorded,
@@ -49,7 +48,7 @@ from paceline.api.tokenizer import Tokenizer
 from paceline.api.widen import plan_widening
 from paceline.bench import workload
 from paceline.bench.machine import machine, source, versions
-from paceline.bench.run import Slice, run_one_way
+from paceline.bench.run import Slice, accept_length, run_one_way
 from paceline.bench.widen_load import load_target
 from paceline.cli.workbench import command_line, encode, publish
 from paceline.core.device import give_back

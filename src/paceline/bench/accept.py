@@ -13,7 +13,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.bench.run import BenchEngine, Progress, Sample, Settings, Slice, Task, run_one_way
+from paceline.bench.run import (
+    BenchEngine,
+    Progress,
+    Sample,
+    Settings,
+    Slice,
+    Task,
+    accept_length,
+    run_one_way,
+)
 from paceline.bench.summary import ALL
 
 
@@ -77,8 +86,6 @@ def _by_group(done: Slice, tasks: Sequence[Task]) -> Iterable[tuple[str, list[Sa
 
 
 def _summary(group: str, samples: list[Sample]) -> Acceptance:
-    steps = sum(s.stats.num_steps for s in samples)
-    tokens = sum(len(s.token_ids) - 1 for s in samples)
     counts: list[int] = []
     for sample in samples:
         for accepted, times in enumerate(sample.stats.accept_histogram):
@@ -88,8 +95,8 @@ def _summary(group: str, samples: list[Sample]) -> Acceptance:
     return Acceptance(
         group=group,
         num_prompts=len(samples),
-        num_tokens=tokens,
-        num_steps=steps,
-        accept_length=tokens / steps if steps else 1.0,
+        num_tokens=sum(len(s.token_ids) - 1 for s in samples),
+        num_steps=sum(s.stats.num_steps for s in samples),
+        accept_length=accept_length(samples),
         position_rates=tuple(sum(counts[i:]) / total for i in range(1, len(counts))),
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from paceline.bench.machine import Json
 from paceline.bench.report import describe, header
+from paceline.bench.run import accept_length
 from paceline.bench.summary import Difference, differences
 
 if TYPE_CHECKING:
@@ -59,15 +60,13 @@ def judge(spec: str, temperature: float, tasks: Sequence[Task], slices: Sequence
     drafted = [s for piece in slices if piece.way == "draft" for s in piece.samples]
     plain = [s for piece in slices if piece.way == "baseline" for s in piece.samples]
     wrong = differences(slices)
-    steps = sum(s.stats.num_steps for s in drafted)
-    emitted = sum(len(s.token_ids) - 1 for s in drafted)
     return Verdict(
         spec=spec,
         temperature=temperature,
         num_prompts=len(plain),
         num_tokens=sum(len(s.token_ids) for s in plain),
         num_equal=len(plain) - len(wrong),
-        accept_length=emitted / steps if steps else 1.0,
+        accept_length=accept_length(drafted),
         differences=tuple(_first(d, tasks) for d in wrong),
     )
 

@@ -12,7 +12,7 @@ Within a repeat it may learn from one prompt for the next, as in service, unless
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -100,6 +100,18 @@ class Slice:
 
 
 Progress = Callable[[int, int], None]  # (answers made, answers in all)
+
+
+def accept_length(samples: Iterable[Sample]) -> float:
+    """Tokens that verify steps emitted over verify steps, bonus included; 1.0 without any.
+
+    The first token of an answer comes from its prefill and is not one of them.
+    """
+    emitted = steps = 0
+    for sample in samples:
+        emitted += len(sample.token_ids) - 1
+        steps += sample.stats.num_steps
+    return emitted / steps if steps else 1.0
 
 
 def run(

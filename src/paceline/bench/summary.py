@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.bench.run import Sample, Slice, Task, Way
+from paceline.bench.run import Sample, Slice, Task, Way, accept_length
 
 ALL = "all"
 
@@ -88,7 +88,6 @@ def _samples(slices: Sequence[Slice]) -> dict[tuple[int, int], dict[Way, Sample]
 def _summary(group: str, slices: Sequence[Slice], tasks: set[int]) -> GroupSummary:
     samples = [s for piece in slices for s in piece.samples if s.task in tasks]
     drafted = [s for s in samples if s.way == "draft"]
-    emitted = sum(len(s.token_ids) - 1 for s in drafted)
     steps = sum(s.stats.num_steps for s in drafted)
     nodes = sum(s.stats.num_drafted for s in drafted)
     accepted = sum(s.stats.num_accepted for s in drafted)
@@ -99,11 +98,8 @@ def _summary(group: str, slices: Sequence[Slice], tasks: set[int]) -> GroupSumma
         num_prompts=len(tasks),
         num_tokens=sum(len(s.token_ids) for s in drafted),
         num_steps=steps,
-        accept_length=emitted / steps if steps else 1.0,
-        accept_length_mean=statistics.fmean(
-            (len(s.token_ids) - 1) / s.stats.num_steps if s.stats.num_steps else 1.0
-            for s in drafted
-        ),
+        accept_length=accept_length(drafted),
+        accept_length_mean=statistics.fmean(accept_length([s]) for s in drafted),
         accept_rate=accepted / nodes if nodes else None,
         position_rates=_position_rates(drafted),
         drafts_per_step=nodes / steps if steps else 0.0,
