@@ -15,11 +15,13 @@ from pathlib import Path
 from paceline.core.config import CacheConfig, DraftConfig, EngineConfig
 from paceline.core.errors import ConfigError
 from paceline.draft.dflash_config import DFlashConfig, read_config
+from paceline.engine.build import MAX_ROWS
 
 NETWORKS = ("dflash", "ddtree")
 FIXED = {"chain": 1, "uneven": 2}  # how many numbers each takes
 _DDTREE_NODES = 32
 _MOST_NODES = 256  # root included
+_MOST_DIGITS = 9  # of a number; longer ones are no sizes of anything
 _FORM = (
     "a drafter is none, or METHOD:CONFIG or METHOD:CONFIG:NODES with METHOD dflash or ddtree, or "
     "chain:NODES or uneven:MEAN:MOST, for example dflash:qwen3-8b-dflash-b16, ddtree:FOLDER:32, "
@@ -127,10 +129,17 @@ def _fixed(text: str, method: str, numbers: Sequence[int]) -> Spec:
 
 
 def _nodes(text: str, whole: str) -> int:
-    if text.isascii() and text.isdigit():
-        return int(text)
+    number = _number(text)
+    if number is not None:
+        return number
     msg = f"{text!r} in {whole!r} is no number of nodes; {_FORM}"
     raise ConfigError(msg)
+
+
+def _number(text: str) -> int | None:
+    """A number of digits; None: it is none, or too long to mean anything."""
+    plain = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+    return int(text) if plain else None
 
 
 def cases_of(sequences: Sequence[int], contexts: Sequence[int], words: Sequence[str]) -> list[Case]:
@@ -142,7 +151,7 @@ def cases_of(sequences: Sequence[int], contexts: Sequence[int], words: Sequence[
         words: cases as SEQUENCESxCONTEXT, in place of both.
 
     Raises:
-        ConfigError: a word of another form, or both ways at once.
+        ConfigError: a word of another form, both ways at once, or more sequences than decode together.
     """
     if words and (sequences or contexts):
         msg = (
@@ -150,18 +159,24 @@ def cases_of(sequences: Sequence[int], contexts: Sequence[int], words: Sequence[
             "--context; give one or the other"
         )
         raise ConfigError(msg)
-    if not words:
-        return [
-            Case(sequences=n, context=length)
-            for length in dict.fromkeys(contexts or [1024])
-            for n in dict.fromkeys(sequences or [1])
-        ]
-    return [_case(word) for word in dict.fromkeys(words)]
+    cases = [_case(word) for word in dict.fromkeys(words)] or [
+        Case(sequences=n, context=length)
+        for length in dict.fromkeys(contexts or [1024])
+        for n in dict.fromkeys(sequences or [1])
+    ]
+    most = max(case.sequences for case in cases)
+    if most > MAX_ROWS:
+        msg = (
+            f"{most} sequences were asked for, and {MAX_ROWS} at most decode together; ask for fewer "
+            "(--sequences, --case)"
+        )
+        raise ConfigError(msg)
+    return cases
 
 
 def _case(word: str) -> Case:
-    numbers = [int(n) for n in word.split("x") if n.isascii() and n.isdigit()]
-    if word.count("x") != 1 or len(numbers) != 2 or min(numbers) < 1:
+    numbers = [_number(part) or 0 for part in word.split("x")]
+    if len(numbers) != 2 or min(numbers) < 1:
         msg = (
             f"cannot read the case {word!r}; a case is SEQUENCESxCONTEXT, both 1 or more, for example "
             "8x1024"
@@ -195,10 +210,13 @@ def config_of(
     growth = (steps + starting) * spec.most
     need = longest + growth
     if need > most:
+        room = most - growth
         msg = (
             f"prompts of {longest} tokens and {growth} that the steps may add need {need} positions, "
-            f"and the model's positions end at {most}; use shorter contexts ({most - growth} tokens "
-            "at most), or fewer steps"
+            f"and the model's positions end at {most}; use "
+            + (f"shorter contexts ({room} tokens at most), or " if room > 0 else "")
+            + "fewer steps (--steps, --stage-steps, --warmup)"
+            + (" or sequences, which start one after the other" if rows > 1 else "")
         )
         raise ConfigError(msg)
     max_len = min(2 * need, most)

@@ -62,7 +62,7 @@ NetworkMaker: TypeAlias = Callable[[DraftConfig, TargetInfo], Drafter]
 
 _MAX_NODES = 256  # root included; what masks and kernels are tested for
 # Beyond these no machine gains, and the host runs out of memory before a message could be given.
-_MAX_ROWS, _MAX_THREADS, _MAX_GB = 65_536, 4_096, 1_000_000
+MAX_ROWS, _MAX_THREADS, _MAX_GB = 65_536, 4_096, 1_000_000
 _OPTION_SLOTS = 16  # rows with penalties, bias or token masks at the same time
 
 
@@ -106,7 +106,7 @@ def resolve(config: EngineConfig) -> EngineConfig:
     problems += [
         f"{name} {value} is above the limit of {high}; ask for {high} or fewer"
         for name, value, high in (
-            ("max_rows", cache.max_rows, _MAX_ROWS),
+            ("max_rows", cache.max_rows, MAX_ROWS),
             ("threads", config.threads, _MAX_THREADS),
             ("memory_gb", cache.memory_gb, _MAX_GB),
         )

@@ -80,6 +80,12 @@ def test_a_record_and_a_table(
         (("--spec", "suffix"), "unknown drafter 'suffix' to be measured"),
         (("--case", "2x30"), "give one or the other"),
         (("--context", "30", "600"), "the model's positions end at 512"),
+        (("--context", "600"), "use shorter contexts (502 tokens at most), or fewer steps"),
+        (("--warmup", "600"), "use fewer steps (--steps, --stage-steps, --warmup)"),
+        (
+            ("--sequences", "65537", "--page-size", "1"),
+            "65537 sequences were asked for, and 65536 at most decode together",
+        ),
     ],
 )
 def test_mistakes_are_told(
@@ -102,7 +108,7 @@ def test_cases_one_by_one() -> None:
         Case(sequences=1, context=32768),
     ]
     assert cases_of([1, 2], [], []) == [Case(sequences=n, context=1024) for n in (1, 2)]
-    for word in ("8", "8x", "x8", "0x8", "8x8x8", "8*8", "axb"):
+    for word in ("8", "8x", "x8", "0x8", "8x8x8", "8*8", "axb", f"1x{'9' * 5000}"):
         with pytest.raises(ConfigError, match="a case is SEQUENCESxCONTEXT"):
             cases_of([], [], [word])
 
