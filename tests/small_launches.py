@@ -89,7 +89,8 @@ def between_products(device: str) -> None:
         fused_grid.projections(grid, 3, shape, normed=normed)
     context_grid.writes(grid, 3, fused_grid.Shape(0, 2, 16))
     ids, table = torch.tensor([0, 8, 8, 3], device=device), grid.normal(9, 24)
-    assert torch.equal(embedding(ids, table), table[ids])
+    found = embedding(ids, table)
+    assert torch.equal(found, table[ids])
 
 
 def products(device: str) -> None:
