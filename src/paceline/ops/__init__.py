@@ -47,7 +47,6 @@ __all__ = [
     "linear_f32",
     "move_paths",
     "pack",
-    "peaks",
     "pick_places",
     "quantize",
     "rank_candidates",
@@ -162,16 +161,3 @@ def kv_write(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tens
     """Store k, v [T, Hkv, D] at `slots` [T] of one layer's caches [Hkv, S, D]; -1 writes nothing."""
     op = implementation("kv_write", _type(k_cache), k_cache.dtype)
     op(k_cache, v_cache, slots, k, v)
-
-
-def peaks(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the largest lie, in one read: see `reference.peaks.peaks`.
-
-    Args:
-        x: [..., V], V a multiple of 64.
-
-    Returns:
-        Maxima [..., V / 64] of blocks of 64, and the log of the sum of exponentials [...].
-    """
-    found = implementation("peaks", _type(x), x.dtype)(x)
-    return cast("tuple[Tensor, Tensor]", found)
