@@ -87,8 +87,11 @@ TILES = (
     Tiles(block_n=128, block_k=64, num_stages=6, swap=True),
     Tiles(block_n=32, block_k=256, num_stages=4, num_warps=8),
 )
-# For 128 rows: the rows are read again by every program, so fewer and wider programs.
+# From 64 rows on they are read again by every program, so fewer and wider ones too.
 WIDE = (
+    Tiles(block_n=256, block_k=64, num_stages=4, num_warps=8, swap=True),
+    Tiles(block_n=256, block_k=64, num_stages=4, num_warps=8),
+    Tiles(block_n=128, block_k=64, num_stages=3, swap=True),
     Tiles(block_n=64, block_k=128, num_stages=3, num_warps=8),
     Tiles(block_n=128, block_k=64, num_stages=4, num_warps=8),
     Tiles(block_n=128, block_k=128, num_stages=3, num_warps=8),
@@ -102,7 +105,8 @@ WIDE = (
 def candidates(product: Product, block: int, processors: int) -> list[Tiles]:
     """Tiles that fit, in splits that give each processor about one to three programs."""
     found: list[Tiles] = []
-    tried = TILES if block == BLOCKS[0] else TILES[:4] if block <= BLOCKS[2] else WIDE
+    few, wide = len(TILES) if block == BLOCKS[0] else 4, 0 if block < BLOCKS[2] else 3
+    tried = WIDE if block > BLOCKS[2] else TILES[:few] + WIDE[:wide]
     for tiles in tried:
         depth = (tiles.block_n + block) * tiles.block_k * DTYPE.itemsize
         if depth * tiles.num_stages > SHARED:
