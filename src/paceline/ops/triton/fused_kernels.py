@@ -25,8 +25,8 @@ def norm_kernel(
     """
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     col = tl.arange(0, BLOCK)
-    gain = tl.load(weight + col, mask=col < WIDTH, other=0.0).to(tl.float32)
     follow(OVERLAPS)
+    gain = tl.load(weight + col, mask=col < WIDTH, other=0.0).to(tl.float32)
     there = (row < num_rows)[:, None] & (col < WIDTH)[None, :]
     start = (row // inner) * outer_stride + (row % inner) * inner_stride
     to = row[:, None] * WIDTH + col[None, :]

@@ -72,9 +72,9 @@ def join_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, BLOCK)
     there = col < WIDTH
-    gain = tl.load(weight + col, mask=there, other=0.0).to(tl.float32)
     follow(OVERLAPS)
     before = tl.load(residual + row * residual_stride + col, mask=there, other=0.0)
+    gain = tl.load(weight + col, mask=there, other=0.0).to(tl.float32)
     total = tl.load(partials + row * WIDTH + col, mask=there, other=0.0)
     for part in tl.static_range(1, PARTS):
         total += tl.load(partials + (row + part * rows) * WIDTH + col, mask=there, other=0.0)

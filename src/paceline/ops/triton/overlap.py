@@ -4,9 +4,9 @@ Between two kernels of a stream, or of a captured graph, a GPU waits for the las
 and only then launches the second: about half a microsecond, some hundred times a step. A kernel with
 these launch options may be launched as soon as all programs of the one before have said so
 (`overlap_kernels.release`) or ended, and waits at `follow` until that one is complete and what it wrote
-can be seen. What stands before `follow` may read only what no kernel of a step writes, which is weights.
-The order of results is the stream's, as without. (CUDA programming guide, "Programmatic dependent
-launch".)
+can be seen. Before it nothing is read, weights neither: outside a step they may be the last kernel's
+output. So the order of results is the stream's, as without. (CUDA programming guide, "Programmatic
+dependent launch".)
 
 When to say so was measured. A product that fills the GPU says so at once. A small kernel says so at its
 end: programs launched beside it settle unevenly on the processors, and the next product takes as long
