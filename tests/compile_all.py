@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from typing import Any
 from unittest import mock
@@ -54,6 +55,12 @@ class Driver:
         return torch.device("cpu")
 
 
+def waits_first(ptx: str) -> bool:
+    """Whether a kernel that overlaps waits for the one before, and touches no memory until then."""
+    before, waits, _ = ptx.partition("griddepcontrol.wait")
+    return bool(waits) and not re.search(r"\b(ld|st|red|atom)\.global|cp\.async", before)
+
+
 def main() -> None:
     """Compile them all."""
     compiled: set[int] = set()
@@ -68,6 +75,8 @@ def main() -> None:
             failed.append(f"{self.fn.__name__}: {error!r:.300}")
             return None
         compiled.add(id(self))
+        if options.get("launch_pdl") and not waits_first(made.asm["ptx"]):
+            failed.append(f"{self.fn.__name__} reads or writes before the kernel before has ended")
         return made
 
     def selected(*args: Any) -> Selection:
