@@ -22,6 +22,9 @@ unit are the same in every pass, and so is the code that multiplies them.
 
 Nothing is read back and grids follow from host values, so a pass can be captured in a CUDA graph.
 
+The running softmax is FlashAttention's (arXiv 2205.14135); the idea of splitting a decode's keys is
+Flash-Decoding's (Dao et al., 2023), here at places that depend on nothing.
+
 Letters: B rows, T tokens, Hq/Hkv query and key/value heads, g = Hq / Hkv, D head size, S slots, G pages a
 row, W words of mask.
 """

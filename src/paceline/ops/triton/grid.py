@@ -87,9 +87,7 @@ class Tiles:
     num_warps: int
     num_stages: int
     least: int = 1  # fewest keys of a row's last unit, at most `unit`; fewer go to the unit before
-    last_joins: bool | None = (
-        None  # a row's last program joins its units, not a kernel; None: if few
-    )
+    last_joins: bool | None = None  # a row's last program joins them, not a kernel; None: if few
 
     def units(self, num_keys: int) -> int:
         """Units of a row of so many keys."""
