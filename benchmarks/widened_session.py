@@ -17,6 +17,7 @@ import torch
 
 from paceline.api.tokenizer import Tokenizer
 from paceline.bench.run import Settings, Slice, Task
+from paceline.core.errors import MemoryBudgetError
 from paceline.draft.dflash_config import FIRST, SECOND
 
 RECORDED = Path(__file__).parent / "results" / "accept-smollm2.json"
@@ -140,7 +141,7 @@ class Session:
             yield
         except TimeIsUpError:
             self.left_out.append(f"{self.doing}: no time")
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, MemoryBudgetError) as error:
             self.left_out.append(f"{self.doing}: no memory ({str(error)[:80]})")
         self.keep()
 

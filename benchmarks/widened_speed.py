@@ -32,6 +32,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from widened_args import arguments, config_of, sizes_of, ways_of
 from widened_session import (
     Clock,
     Row,
@@ -43,7 +44,6 @@ from widened_session import (
 )
 
 from paceline import models
-from paceline.api.options import engine_config
 from paceline.api.tokenizer import Tokenizer
 from paceline.api.widen import plan_widening
 from paceline.bench import workload
@@ -52,19 +52,11 @@ from paceline.bench.run import Slice, accept_length, run_one_way
 from paceline.bench.widen_load import load_target
 from paceline.cli.workbench import command_line, encode, publish
 from paceline.core.device import give_back
+from paceline.core.errors import PacelineError
 from paceline.engine.engine import Engine
 from paceline.models import LoadedModel
 
 HERE = Path(__file__).parent
-DRAFTERS = (
-    '{"method": "none"}',
-    '{"method": "ddtree", "num_speculative_tokens": 32}',
-    '{"method": "dflash", "num_speculative_tokens": 7}',
-    '{"method": "merged", "parts": ["suffix", "ddtree"], "num_speculative_tokens": 32}',
-    '{"method": "eagle3", "num_speculative_tokens": 32, "eagle_topk": 4, "eagle_num_steps": 7}',
-    '{"method": "suffix", "num_speculative_tokens": 32}',
-    '{"method": "ngram", "num_speculative_tokens": 8}',
-)
 MOST_TURNS = 2
 
 
@@ -73,27 +65,9 @@ def engine_of(
     session: Session, model: str, way: Way, network: Path | None, loaded: LoadedModel
 ) -> Iterator[Engine]:
     """An engine of a loaded target with this drafter, for the time of the context."""
-    args = session.args
-    config = dict(way.config) | ({} if network is None else {"model": str(network)})
-    values: dict[str, object] = {
-        "model": model,
-        "device": args.device,
-        "dtype": args.dtype,
-        "weights": "bf16",
-        "seed": 0,
-        "max_rows": max(args.sequences),
-        "max_len": args.max_len,
-        "graphs": "on-demand",
-        "adaptive": False,
-        "spec_check": "off",
-        "spec_weights": "bf16",
-        "speculative_config": json.dumps(config),
-    }
-    device = torch.device(args.device)
-    if device.type == "cuda":
-        values["memory_gb"] = args.memory_gb
-    give_back(device)
-    engine = Engine.build(engine_config(values), loaded=loaded)
+    config = config_of(session.args, model, way, network)
+    give_back(torch.device(config.device))
+    engine = Engine.build(config, loaded=loaded)
     try:
         yield engine
     finally:
@@ -198,13 +172,23 @@ def small_rows(session: Session, ways: Sequence[Way], loaded: LoadedModel) -> No
 
 
 def main() -> int:
+    """Measure, or say what is wrong with what was asked."""
+    try:
+        return measure(arguments())
+    except PacelineError as error:
+        print(f"widened_speed: {error}", file=sys.stderr)
+        return 2
+
+
+def measure(args: argparse.Namespace) -> int:
     """Widen, answer, compare."""
-    args = arguments()
     clock = Clock(args.seconds, args.part_seconds)
     device = torch.device(args.device)
-    sizes = {
-        key: int(value) for key, value in (text.split("=", 1) for text in args.size)
-    }  # for trials on a CPU
+    ways = ways_of(args.drafter)
+    for way in ways:
+        config_of(args, args.model, way, None)
+    prompts = workload.load(args.prompts, limit=args.limit)
+    sizes = sizes_of(args.size)  # for trials on a CPU
     drafters = [str(folder) for folder in args.drafter_folder or ()]
     planned = plan_widening(model=args.model, drafters=drafters, dtype=args.dtype, sizes=sizes)
     small = models.load(
@@ -214,7 +198,6 @@ def main() -> int:
         weights="bf16",
     )
     tokens = Tokenizer.from_files(small.files.path)
-    prompts = workload.load(args.prompts, limit=args.limit)
     header: Row = {
         "schema": "paceline-widened-speed/1",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -237,7 +220,6 @@ def main() -> int:
         tokens=tokens,
         header=header,
     )
-    ways = [Way(config=json.loads(text)) for text in args.drafter or DRAFTERS]
     clock.part_began = time.perf_counter()
     with engine_of(session, args.model, Way(config={"method": "none"}), None, small) as engine:
         plain = run_one_way(
@@ -265,35 +247,6 @@ def main() -> int:
         small_rows(session, ways, small)
     publish(session.record(), args.out)
     return 0
-
-
-def arguments() -> argparse.Namespace:
-    """What was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="for drafters and the tokenizer; empty, or new")
-    parser.add_argument("--model", default="default", help="what is widened")
-    parser.add_argument(
-        "--drafter-folder", type=Path, action="append", help="its drafters; default: ours"
-    )
-    parser.add_argument("--size", action="append", default=[], help="NAME=NUMBER of the new shape")
-    parser.add_argument(
-        "--prompts", type=Path, nargs="+", default=[HERE / "prompts" / "human_eval.jsonl"]
-    )
-    parser.add_argument("--limit", type=int, help="prompts; default: all")
-    parser.add_argument("--drafter", action="append", help="as --speculative-config; several")
-    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--rounds", type=int, default=3, help="prompts of a sequence, at least")
-    parser.add_argument("--least", type=int, default=6, help="prompts of a run, at least")
-    parser.add_argument("--max-tokens", type=int, default=256)
-    parser.add_argument("--max-len", type=int, default=1024)
-    parser.add_argument("--seconds", type=float, default=215, help="for all of it")
-    parser.add_argument("--part-seconds", type=float, default=60, help="for one run or drafter")
-    parser.add_argument("--memory-gb", type=float, default=60, help="of a GPU, for an engine")
-    parser.add_argument("--without-small", action="store_true", help="no drafters on the small one")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--out", type=Path)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import torch
 from paceline import models
 from paceline.api.widen import plan_widening
 from paceline.bench.widen_load import load_target
+from paceline.core.errors import MemoryBudgetError
 from tests import tiny
 from tests.tiny_drafters import write_dflash
 from tests.tiny_eagle3 import write_eagle3
@@ -50,6 +53,24 @@ def measured(folder: Path, small: Path, *more: str) -> tuple[dict[str, Any], dic
     return json.loads(ran.stdout.splitlines()[-1]), json.loads((folder / "record.json").read_text())
 
 
+def refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    small: Path,
+    *more: str,
+) -> tuple[int, str]:
+    """The script's exit code and what it says, in this process."""
+    words = [str(SCRIPT), str(folder), "--model", str(small), "--device", "cpu", *more]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    try:
+        code = importlib.import_module("widened_speed").main()
+    except SystemExit as end:  # `argparse`
+        code = end.code
+    return code, " ".join(capsys.readouterr().err.split())
+
+
 def test_a_target_in_memory_is_the_one_in_files(small: Path, tmp_path: Path) -> None:
     """Every tensor bit by bit, and nothing but configuration and tokenizer is written."""
     planned = plan_widening(model=str(small), drafters=("none",), sizes=SIZES, dtype="float32")
@@ -66,6 +87,84 @@ def test_a_target_in_memory_is_the_one_in_files(small: Path, tmp_path: Path) -> 
         assert name == other
         assert torch.equal(mine, want), name
     assert not list((tmp_path / "memory").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("--size", "hidden_size"), "--size hidden_size is no size"),
+        (("--size", "hidden_size=big"), "possible are hidden_size, num_layers"),
+        (("--size", "width=4"), "--size width=4 is no size"),
+        (("--drafter", "{bad"), "--drafter {bad is no drafter"),
+        (("--drafter", "[]"), 'a JSON object with a "method"'),
+        (("--drafter", '{"method": 3}'), "is no drafter"),
+        (("--drafter", '{"method": "nothing"}'), "unknown drafter 'nothing'"),
+        (
+            ("--drafter", '{"method": "ngram", "num_speculative_tokens": "x"}'),
+            "num_speculative_tokens must be a whole number, got 'x'",
+        ),
+        (("--sequences", "2", "0"), "--sequences 0 must be >= 1"),
+        (("--max-tokens", "0", "--least", "0"), "--max-tokens 0 must be >= 1; --least 0"),
+        (("--dtype", "floaty"), "choose from"),
+        (("--device", "cuda:99"), "device 'cuda:99' was asked for"),
+        (("--prompts", "nowhere.jsonl"), "cannot read prompts from nowhere.jsonl"),
+    ],
+)
+def test_mistakes_are_told_at_once(
+    small: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    said: str,
+) -> None:
+    """In one message with exit code 2, before anything is loaded or made."""
+    out = tmp_path / "wide"
+    code, told = refused(monkeypatch, capsys, out, small, *words)
+    assert code == 2
+    assert said in told
+    assert not out.exists()
+
+
+def test_a_place_for_the_record_is_tried_before_it_is_full(
+    small: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Minutes of measuring do not end in a folder that cannot be made."""
+    (tmp_path / "file").write_text("")
+    for words, said in (
+        (("--out", str(tmp_path / "file" / "record.json")), "cannot make a folder for"),
+        ((), "file is a file; drafters go to a folder"),
+    ):
+        folder = tmp_path / ("wide" if words else "file")
+        code, told = refused(monkeypatch, capsys, folder, small, *words)
+        assert code == 2
+        assert said in told
+    assert not (tmp_path / "wide").exists()
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("full"), MemoryBudgetError("the KV pool needs more")]
+)
+def test_what_has_no_memory_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    """PyTorch's refusal, or an engine's that says what was being done."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    session_module = importlib.import_module("widened_session")
+    session = session_module.Session(
+        args=argparse.Namespace(out=None),
+        clock=session_module.Clock(9.0, 9.0),
+        tasks=(),
+        tokens=None,
+        header={},
+    )
+    with session.part():
+        session.doing = "ddtree"
+        raise error
+    assert session.left_out == [f"ddtree: no memory ({error})"]
 
 
 @pytest.mark.slow
