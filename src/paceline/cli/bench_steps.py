@@ -35,6 +35,10 @@ _SYNTHETIC = "acceptance is synthetic: what was accepted was said beforehand, an
 _NO_GRAPH = (
     "{n} counted steps ran without a graph or made one: their times are not those of service"
 )
+_TOO_FAST = (
+    "{n} of the times are below their floors, so the ceilings are too low: perhaps others used the device "
+    "while they were measured; measure again when it is idle, with --measure-ceilings"
+)
 _WHAT = Group("What is measured", sort_key=10)
 _HOW = Group("How", sort_key=20)
 _ENGINE = Group("Engine", sort_key=30)
@@ -46,8 +50,9 @@ def steps(
         str,
         Parameter(
             group=_WHAT,
-            help="what --model is elsewhere; with --random-weights a folder with a config.json, that "
-            "file, or a shape that comes along (qwen3-8b)",
+            help="what --model is elsewhere, its matrices plain (as with --weights bf16); with "
+            "--random-weights a folder with a config.json, that file, or a shape that comes along "
+            "(qwen3-8b)",
         ),
     ],
     random_weights: Annotated[
@@ -145,10 +150,13 @@ def steps(
         bool | None,
         Parameter(
             group=_ENGINE,
-            help="a row's bits do not depend on its company; default: on on a CPU alone",
+            help="a row's bits do not depend on its company; default: on on a CPU, off on a GPU, where "
+            "it takes longer",
         ),
     ] = None,
-    threads: Annotated[int | None, Parameter(group=_ENGINE, help="CPU threads")] = None,
+    threads: Annotated[
+        int | None, Parameter(group=_ENGINE, help="CPU threads; default: the cores")
+    ] = None,
     page_size: Annotated[int, Parameter(group=_ENGINE, help="tokens per KV page")] = 16,
     chunk_size: Annotated[
         int, Parameter(group=_ENGINE, help="prompt tokens computed per prefill step")
@@ -204,6 +212,8 @@ def steps(
     warnings = [] if rates is None else [_SYNTHETIC]
     lame = sum(r.measured.without_graph + r.measured.captured for r in rows)
     warnings += [_NO_GRAPH.format(n=lame)] if lame else []
+    impossible = sum(r.ms < 1e3 * r.floor.total for r in rows)
+    warnings += [_TOO_FAST.format(n=impossible)] if impossible else []
     console = notes()
     console.print(step_report.table(rows))
     if stage_steps:

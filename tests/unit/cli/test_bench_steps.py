@@ -68,6 +68,20 @@ def test_a_record_and_a_table(
     assert "dflash, block 4" in captured.err
 
 
+def test_a_time_below_its_floor_is_told(
+    shapes: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ceilings that were measured on a busy machine are too low; who reads the table is told."""
+    from paceline.cost import hardware
+
+    slow = hardware.Hardware(name="busy", read_bandwidth=1.0, matmul_rate=1.0)
+    monkeypatch.setattr(hardware, "measure", lambda *_: slow)
+    assert main(words(shapes, "--sequences", "1", "2")) == 0
+    captured = capsys.readouterr()
+    assert "2 of the times are below their floors" in captured.err
+    assert "--measure-ceilings" in json.loads(captured.out.splitlines()[-1])["notes"][-1]
+
+
 @pytest.mark.parametrize(
     "more,message",
     [
