@@ -156,7 +156,13 @@ class EngineConfig:
     )
     device: str = field(default="auto", metadata=_doc("auto, cpu, cuda, cuda:N"))
     dtype: DType = field(default="auto", metadata=_doc("activations and unpacked weights"))
-    weights: WeightMode = field(default="auto", metadata=_doc("packed weights on a CPU"))
+    weights: WeightMode = field(
+        default="auto",
+        metadata=_doc(
+            "how a CPU keeps matrices; auto: as the file has them (groups of 4 or 8 bits with 16-bit "
+            "activations only); 4bit, 8bit: plain ones rounded too; bf16: all plain"
+        ),
+    )
     batch_invariant: bool | None = field(
         default=None,
         metadata=_doc(
