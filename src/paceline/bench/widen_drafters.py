@@ -105,7 +105,8 @@ def _dflash(folder: Path, plan: Widening, dtype: torch.dtype) -> Part:
         msg = (
             f"the drafter in {folder} norms queries and keys with the epsilon of its other norms, which "
             f"{stream.new} channels would make smaller, as they are no {stream.old} copied whole. "
-            f"Possible are multiples of {stream.old}: choose one, or leave this drafter out."
+            f"Possible are multiples of {stream.old}, in whole copies: choose one, or leave this drafter "
+            "out (--drafter names those that are wanted, or none)."
         )
         raise ConfigError(msg)
     layers = grown(plan, old.num_heads, old.num_kv_heads, old.head_dim, old.intermediate_size)
@@ -165,7 +166,8 @@ def _eagle3(folder: Path, plan: Widening, dtype: torch.dtype) -> Part:
             msg = (
                 f"the drafter in {folder} has a width of its own, {old.hidden_size}, and one epsilon "
                 f"for its norms and those of the target's {target.new} channels, which would need "
-                f"another. Possible are multiples of {target.old}: choose one, or leave this drafter out."
+                f"another. Possible are multiples of {target.old}, in whole copies: choose one, or leave "
+                "this drafter out (--drafter names those that are wanted, or none)."
             )
             raise ConfigError(msg)
     layers = grown(plan, old.num_heads, old.num_kv_heads, old.head_dim, old.intermediate_size)
