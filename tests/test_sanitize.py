@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-CLEAN = "echo '========= ERROR SUMMARY: 0 errors'"
+QUIET = "echo '========= ERROR SUMMARY: 0 errors'"
+CLEAN = f"echo '1 passed in 2.1s'; {QUIET}"
+SKIPPED = f"echo '1 skipped in 0.4s'; {QUIET}"
 FOUND = "echo '========= ERROR SUMMARY: 2 errors'; exit 9"
 ORDINARY = f'case "$*" in *out_of_bounds*) {FOUND};; *) {CLEAN};; esac'
 
@@ -44,10 +46,12 @@ def ran(folder: Path, script: str, *more: str) -> subprocess.CompletedProcess[st
         ),
         (f"{CLEAN}; exit 1", ("--tool", "racecheck"), 1, ["0 errors, and the test failed"]),
         ("true", ("--tool", "racecheck"), 1, ["no summary", "0 of 2 runs"]),
+        (SKIPPED, ("--tool", "racecheck"), 1, ["BAD", "0 errors, and no test ran", "0 of 2 runs"]),
+        (CLEAN, ("--jobs", "0"), 2, ["--jobs 0", "1 or more"]),
         ("sleep 60", ("--tool", "racecheck", "--limit", "0.3"), 1, ["not done in time"]),
         (CLEAN, ("else",), 2, ["there is no part else"]),
     ],
-    ids=["clean", "blind", "found", "race", "failed", "silent", "late", "unknown"],
+    ids=["clean", "blind", "found", "race", "failed", "silent", "skipped", "jobs", "late", "unknown"],
 )
 def test_verdicts(
     tmp_path: Path, script: str, more: tuple[str, ...], code: int, said: list[str]

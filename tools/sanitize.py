@@ -7,9 +7,9 @@ PyTorch's caching allocator off (it hands out parts of large blocks, and an acce
 neighbour), and under racecheck (shared memory). Beforehand a kernel that reads what is not its own must be
 found, or else nothing that follows would mean anything.
 
-Prints a line a run: what, errors, seconds. Exits with 1 if anything was found, failed or did not end in time;
-what was printed by a run that did is shown. Several runs share the GPU; a kernel's compilation is the
-CPU's and as fast as ever.
+Prints a line a run: what, errors, seconds. Exits with 1 if anything was found, failed, was skipped or did
+not end in time; what was printed by a run that did is shown. Several runs share the GPU; a kernel's
+compilation is the CPU's and as fast as ever.
 
 Needs a GPU, and compute-sanitizer of the CUDA toolkit: on the PATH, under CUDA_HOME or /usr/local/cuda.
 """
@@ -63,14 +63,21 @@ class Outcome:
             return "no summary"
         if self.errors:
             return f"{self.errors} errors"
+        if self.code == 0 and self.part != CONTROL and not self.passed:
+            return "0 errors, and no test ran"
         return "0 errors" if self.code == 0 else "0 errors, and the test failed"
+
+    @property
+    def passed(self) -> bool:
+        """Whether a test ran to its end: without a GPU all are skipped, and a tool finds nothing."""
+        return re.search(r"\b[1-9]\d* passed\b", self.text) is not None
 
     @property
     def good(self) -> bool:
         """Whether all is as it should be: the control's error has to be found."""
         if self.part == CONTROL:
             return bool(self.errors)
-        return self.errors == 0 and self.code == 0
+        return self.errors == 0 and self.code == 0 and self.passed
 
     @property
     def line(self) -> str:
@@ -161,6 +168,9 @@ def main() -> int:
     unknown = [part for part in args.parts if part not in PARTS]
     if unknown:
         print(f"there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}. Name these.")
+        return 2
+    if args.jobs < 1:
+        print(f"--jobs {args.jobs} runs at a time were asked for; 1 or more are possible. Give these.")
         return 2
     end = time.perf_counter() + args.whole
     tools = args.tool or list(TOOLS)
