@@ -229,6 +229,8 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="find the fastest tiles instead")
     parser.add_argument("--budget", type=float, default=140.0, help="seconds of --sweep")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("these kernels need an NVIDIA GPU, and PyTorch finds none; run it on one")
     torch.manual_seed(0)
     record: dict[str, Json] = {
         "machine": machine(CUDA),

@@ -190,6 +190,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--calls", type=int, default=20, help="calls in a graph")
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("these kernels need an NVIDIA GPU, and PyTorch finds none; run it on one")
     torch.manual_seed(0)
     clock = Clock(args.repeats, args.calls)
     print("tokens   op             us cold    warm   torch cold    warm   x faster")

@@ -322,6 +322,8 @@ def main() -> None:
     parser.add_argument("--sweep", type=float, default=60.0, help="seconds of all sweeps")
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("these kernels need an NVIDIA GPU, and PyTorch finds none; run it on one")
     torch.manual_seed(0)
     print("operator                  N      K  rows  library us  share    own us  share  tiles")
     lines: list[Json] = []

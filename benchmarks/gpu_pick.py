@@ -145,6 +145,8 @@ def main() -> None:
     parser.add_argument("--logits", nargs="+", choices=("steep", "flat"), default=["steep", "flat"])
     parser.add_argument("--repeats", type=int, default=15)
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("these kernels need an NVIDIA GPU, and PyTorch finds none; run it on one")
     torch.manual_seed(0)
     read = read_bandwidth(args.repeats)
     torch.cuda.empty_cache()
