@@ -51,7 +51,18 @@ def ran(folder: Path, script: str, *more: str) -> subprocess.CompletedProcess[st
         ("sleep 60", ("--tool", "racecheck", "--limit", "0.3"), 1, ["not done in time"]),
         (CLEAN, ("else",), 2, ["there is no part else"]),
     ],
-    ids=["clean", "blind", "found", "race", "failed", "silent", "skipped", "jobs", "late", "unknown"],
+    ids=[
+        "clean",
+        "blind",
+        "found",
+        "race",
+        "failed",
+        "silent",
+        "skipped",
+        "jobs",
+        "late",
+        "unknown",
+    ],
 )
 def test_verdicts(
     tmp_path: Path, script: str, more: tuple[str, ...], code: int, said: list[str]

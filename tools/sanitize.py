@@ -170,7 +170,9 @@ def main() -> int:
         print(f"there is no part {', '.join(unknown)}; there are {', '.join(PARTS)}. Name these.")
         return 2
     if args.jobs < 1:
-        print(f"--jobs {args.jobs} runs at a time were asked for; 1 or more are possible. Give these.")
+        print(
+            f"--jobs {args.jobs} runs at a time were asked for; 1 or more are possible. Give these."
+        )
         return 2
     end = time.perf_counter() + args.whole
     tools = args.tool or list(TOOLS)
