@@ -105,7 +105,10 @@ class DraftConfig:
     )
     adaptive: bool = field(
         default=True,
-        metadata=_doc("verify fewer nodes, or none, where they cost more than they win"),
+        metadata=_doc(
+            "verify fewer nodes, or none, where they cost more than they win (on a GPU for ngram and "
+            "suffix; a network's nodes are all verified there)"
+        ),
     )
     check: Literal["auto", "off"] = field(
         default="auto",

@@ -127,7 +127,11 @@ class TrainSettings:
     clip: float = field(default=1.0, metadata=doc("largest norm of the gradient", "Training"))
     loss: Loss = field(
         default="decay",
-        metadata=doc("weights of a block's rows: decay, or dpace (with decay)", "Training"),
+        metadata=doc(
+            "weights of a block's rows: decay, or dpace, which also counts how likely the rows' right "
+            "tokens are by now; see docs/training.md",
+            "Training",
+        ),
     )
     gamma: float = field(
         default=4.0, metadata=doc("row k weighs exp(-(k-1)/gamma); 0: all alike", "Training")
