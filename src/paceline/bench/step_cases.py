@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.core.config import CacheConfig, DraftConfig, EngineConfig
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, MemoryBudgetError
 from paceline.draft.dflash_config import DFlashConfig, read_config
 from paceline.engine.build import MAX_ROWS
 
@@ -216,7 +216,8 @@ def config_of(
             f"and the model's positions end at {most}; use "
             + (f"shorter contexts ({room} tokens at most), or " if room > 0 else "")
             + "fewer steps (--steps, --stage-steps, --warmup)"
-            + (" or sequences, which start one after the other" if rows > 1 else "")
+            + (", nodes (--spec)" if spec.most > 1 else "")
+            + (", or sequences, which start one after the other" if rows > 1 else "")
         )
         raise ConfigError(msg)
     max_len = min(2 * need, most)
@@ -235,3 +236,31 @@ def config_of(
         chunk_size=base.cache.chunk_size,
     )
     return replace(base, cache=cache, draft=spec.draft)
+
+
+def check_pages(cases: Sequence[Case], steps: int, cache: CacheConfig, pool: str) -> None:
+    """Refuse cases whose sequences cannot all decode at once: waiting ones would be no part of a step.
+
+    Args:
+        cases: what is measured.
+        steps: of a repeat, warm-up included; each makes a token at least.
+        cache: of the engine, sized.
+        pool: what was said of its size.
+
+    Raises:
+        MemoryBudgetError: one of them has too few pages.
+    """
+    assert cache.num_pages is not None, "it is sized"
+    large = {
+        f"{case.sequences}x{case.context}": need
+        for case in cases
+        if (need := case.sequences * -(-(case.context + steps) // cache.page_size))
+        > cache.num_pages
+    }
+    if large:
+        msg = (
+            f"{', '.join(large)} (sequences x context) {'needs' if len(large) == 1 else 'need'} "
+            f"{max(large.values())} KV pages at least to decode at once, and {cache.num_pages} fit: "
+            f"{pool}; measure fewer sequences or shorter contexts (--case), or free memory"
+        )
+        raise MemoryBudgetError(msg)

@@ -20,7 +20,7 @@ import torch
 from paceline import models
 from paceline.bench.fixed_trees import FixedTrees
 from paceline.bench.step_batch import Batch
-from paceline.bench.step_cases import FIXED, Case, Spec, config_of
+from paceline.bench.step_cases import FIXED, Case, Spec, check_pages, config_of
 from paceline.bench.synthetic import SyntheticWalk
 from paceline.core.config import DraftConfig, EngineConfig
 from paceline.core.device import TORCH_DTYPES, free_cached, used_memory
@@ -113,6 +113,7 @@ class Bench:
 
         Raises:
             ConfigError: the model has no positions for them, or the drafter belongs to another.
+            MemoryBudgetError: the device has no memory for them.
         """
         gc.collect()  # the last engine's pool is large, and its parts refer to one another
         free_cached(self.device)
@@ -121,6 +122,7 @@ class Bench:
         config = replace(config, graphs=config.graphs if graphs else "off")
         make = _maker(spec, self._seed)
         parts = build_parts(config, self.loaded, used_memory(self.device), make)
+        check_pages(cases, longest, parts.config.cache, parts.notes[-1])
         parts.alarm.active = False  # that random weights draft in vain is no news
         if settings.rates is not None and spec.nodes > 1:
             walk = SyntheticWalk(settings.rates, num_rows=config.cache.max_rows, device=self.device)

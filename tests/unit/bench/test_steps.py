@@ -14,8 +14,9 @@ from paceline.bench.step_batch import Batch
 from paceline.bench.step_cases import Case, Spec, parse_spec
 from paceline.bench.steps import Bench, Settings, _timed, run
 from paceline.core.config import CacheConfig, DraftConfig, EngineConfig
-from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.errors import ConfigError, MemoryBudgetError, PacelineError
 from paceline.cost.hardware import Hardware
+from paceline.engine import build
 from tests import tiny, tiny_drafters
 from tests.engine.as_on_gpu import as_on_gpu
 
@@ -146,6 +147,24 @@ def test_a_batch_that_is_not_what_was_asked_for_is_refused(bench: Bench, shapes:
         engine.abort(batch._id(0))
         with pytest.raises(PacelineError, match=r"ended \(abort\)|decode steps of 2 sequences"):
             batch.steps(2)
+
+
+def test_cases_that_memory_cannot_hold_are_refused_before_a_prompt_is_computed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the pages there are and those needed: a smaller pool would serve them one after the other."""
+    monkeypatch.setattr(build, "free_memory", lambda _: 3_000_000)
+    cases = [Case(sequences=1, context=30), Case(sequences=8, context=300)]
+    with (
+        pytest.raises(MemoryBudgetError) as raised,
+        bench.engine(parse_spec("none"), cases, Settings()),
+    ):
+        pass
+    said = str(raised.value)
+    assert "8x300" in said
+    assert "1x30" not in said
+    assert "GB" in said
+    assert "fewer sequences" in said
 
 
 def test_a_record_says_it_all(bench: Bench, shapes: Path) -> None:
