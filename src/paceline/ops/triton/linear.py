@@ -31,6 +31,7 @@ from paceline.ops.triton import overlap
 from paceline.ops.triton.fused import WIDEST
 from paceline.ops.triton.linear_kernels import join_norm_kernel, product_kernel
 from paceline.ops.triton.linear_table import BLOCKS, CAPABILITY, Tiles, tiles_for
+from paceline.ops.triton.sizes import power_of_two
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,10 +81,27 @@ def product_norm(
         tiles: how to cut the product up.
     """
     partials = parts(x, weight, tiles, torch.float32)
-    rows, width = residual.shape
-    out, stream = (torch.empty((rows, width), dtype=x.dtype, device=x.device) for _ in range(2))
-    block = 1 << (width - 1).bit_length()
-    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+    out, stream = (torch.empty(residual.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+    join_norm(partials, residual, norm_weight, eps, out, stream)
+    return out, stream
+
+
+def join_norm(
+    partials: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, out: Tensor, stream: Tensor
+) -> None:
+    """Add the parts of a product in their order, then the stream; write that and its norm.
+
+    Args:
+        partials: [S, T, N] float32, from `parts`.
+        residual: [T, N], its rows without gaps, N <= WIDEST.
+        norm_weight: [N].
+        eps: added to the mean square.
+        out: [T, N], the norm.
+        stream: [T, N], the sum.
+    """
+    split, rows, width = partials.shape
+    block = power_of_two(width)
+    with torch.cuda.device_of(out):  # type: ignore[no-untyped-call]
         join_norm_kernel[(rows,)](
             partials,
             residual,
@@ -95,12 +113,11 @@ def product_norm(
             eps,
             WIDTH=width,
             BLOCK=block,
-            PARTS=tiles.split,
+            PARTS=split,
             num_warps=min(16, max(4, block // 256)),
             num_stages=1,
             **overlap.between(out),
         )
-    return out, stream
 
 
 def parts(x: Tensor, weight: Tensor, tiles: Tiles, dtype: torch.dtype) -> Tensor:

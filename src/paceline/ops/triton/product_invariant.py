@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from paceline.ops.triton.fused import WIDEST, add_rms_norm
-from paceline.ops.triton.product_invariant_kernels import join_norm_kernel, product_kernel
-from paceline.ops.triton.sizes import power_of_two
+from paceline.ops.triton.linear import join_norm
+from paceline.ops.triton.product_invariant_kernels import product_kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,25 +81,10 @@ def linear_add_rms_norm(
         return add_rms_norm(linear(x, weight, bias), residual, norm_weight, eps)
     residual, norm_weight = residual.contiguous(), norm_weight.contiguous()
     out, stream = (torch.empty((rows, n), dtype=x.dtype, device=x.device) for _ in range(2))
-    block = power_of_two(n)
     for start in range(0, rows, _JOINED_ROWS):
         part = slice(start, min(start + _JOINED_ROWS, rows))
         partials = _product(x[part], weight, None, torch.float32, split)
-        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-            join_norm_kernel[(partials.shape[1],)](
-                partials,
-                residual[part],
-                norm_weight,
-                out[part],
-                stream[part],
-                partials.shape[1],
-                eps,
-                WIDTH=n,
-                BLOCK=block,
-                PARTS=split,
-                num_warps=min(16, max(4, block // 256)),
-                num_stages=1,
-            )
+        join_norm(partials, residual[part], norm_weight, eps, out[part], stream[part])
     return out, stream
 
 

@@ -47,28 +47,3 @@ def product_kernel(
     place = (part.to(tl.int64) * rows + row) * n
     there = (row < rows)[:, None] & (col < n)[None, :]
     tl.store(out + place[:, None] + col[None, :], acc.to(out.dtype.element_ty), mask=there)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def join_norm_kernel(
-    partials, residual, weight, out, stream, rows, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """One row: partial products [PARTS, rows, WIDTH] added in their order, the stream, its RMSNorm.
-
-    The product is rounded, and then its sum with the residual, as two operators do it.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    col = tl.arange(0, BLOCK)
-    there = col < WIDTH
-    before = tl.load(residual + row * WIDTH + col, mask=there, other=0.0)
-    gain = tl.load(weight + col, mask=there, other=0.0).to(tl.float32)
-    total = tl.load(partials + row * WIDTH + col, mask=there, other=0.0)
-    for part in tl.static_range(1, PARTS):
-        total += tl.load(partials + (row + part * rows) * WIDTH + col, mask=there, other=0.0)
-    y = total.to(out.dtype.element_ty).to(tl.float32)
-    kept = (before.to(tl.float32) + y).to(stream.dtype.element_ty)
-    tl.store(stream + row * WIDTH + col, kept, mask=there)
-    y = kept.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(y * y, 0) / WIDTH + eps)
-    tl.store(out + row * WIDTH + col, (y * scale * gain).to(out.dtype.element_ty), mask=there)
