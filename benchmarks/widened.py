@@ -34,6 +34,7 @@ from paceline.bench.machine import machine, source, versions
 from paceline.bench.widen_files import FACTS
 from paceline.cli.workbench import command_line, publish
 from paceline.core.device import choose_device
+from paceline.core.errors import PacelineError
 from paceline.draft.dflash_config import FIRST, SECOND
 
 HERE = Path(__file__).parent
@@ -157,13 +158,21 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    made_s = make(args) if args.make else None
+    try:
+        choose_device(args.device)
+        made_s = make(args) if args.make else None
+        prompts = workload.load([args.prompts], categories=args.category, limit=args.limit)
+    except PacelineError as error:
+        parser.error(str(error))
+    if not (args.folder / FACTS).is_file():
+        parser.error(
+            f"there is no widened model in {args.folder}; add --make, or run `paceline widen` first"
+        )
     shipped = HERE.parent / "drafters"
     drafters = args.drafter or [
         p for p in sorted(shipped.iterdir()) if (p / "config.json").exists()
     ]
     drafters = [p for p in drafters if (args.folder / p.name).is_dir()]
-    prompts = workload.load([args.prompts], categories=args.category, limit=args.limit)
     texts = [p.messages[0]["content"] if p.messages else p.text for p in prompts.prompts]
     rows: list[Row] = []
     for method, before, after in ways(args.folder, drafters):

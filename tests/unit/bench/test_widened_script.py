@@ -57,3 +57,23 @@ def test_it_says_what_is_equal_and_where_answers_part(tmp_path: Path) -> None:
     (row,) = compared(wide, small, "--drafter", str(tmp_path / "nowhere"))["rows"]
     assert row["equal"] < 2
     assert row["differences"][0]["margin_nats"] > 0
+
+
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        (("--device", "mps"), "device 'mps' is not supported"),
+        (
+            ("--device", "cpu", "--prompts", "nowhere.jsonl"),
+            "cannot read prompts from nowhere.jsonl",
+        ),
+        (("--device", "cpu"), "add --make, or run `paceline widen` first"),
+    ],
+)
+def test_mistakes_are_told(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    """In one message with exit code 2, before a model is loaded."""
+    argv = [sys.executable, str(SCRIPT), str(tmp_path / "wide"), *words]
+    ran = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ran.returncode == 2
+    assert said in " ".join(ran.stderr.split())
+    assert "Traceback" not in ran.stderr
