@@ -105,7 +105,12 @@ def main() -> None:
         for part in small_launches.PARTS.values():
             part("cpu")
     left_out = [name for name, kernel in every.items() if id(kernel) not in compiled]
-    found = {"kernels": len(every), "failed": failed, "left_out": left_out}
+    found = {
+        "kernels": len(every),
+        "failed": failed,
+        "left_out": left_out,
+        "parts": list(small_launches.PARTS),
+    }
     sys.stdout.write(json.dumps(found) + "\n")
 
 

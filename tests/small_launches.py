@@ -1,8 +1,8 @@
 """Every kernel of `ops/triton` once or a few times, at sizes of a few rows; no tests here.
 
 For tools that watch every access of a launch, which makes it slower by orders (`tools/sanitize.py`,
-through tests/gpu/test_small_launches.py). Results are compared as well. Triton's interpreter runs the same
-and says whether a kernel is left out (tests/interpreted/triton_small.py).
+through tests/gpu/test_small_launches.py). Results are compared as well. Where there is no GPU the same
+launches are compiled, which says whether a kernel is left out (tests/compile_all.py).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.interpreter import ROOT, linux
+from tools import sanitize
 
 
 @pytest.mark.slow
@@ -30,3 +31,4 @@ def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
     assert found["failed"] == []
     assert found["left_out"] == []
     assert found["kernels"] > 40
+    assert tuple(found["parts"]) == sanitize.PARTS, "what a GPU's tools watch is all that there is"
