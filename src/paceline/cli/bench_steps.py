@@ -36,8 +36,8 @@ _NO_GRAPH = (
     "{n} counted steps ran without a graph or made one: their times are not those of service"
 )
 _TOO_FAST = (
-    "{n} of the times are below their floors, so the ceilings are too low: perhaps others used the device "
-    "while they were measured; measure again when it is idle, with --measure-ceilings"
+    "times below their floors: {n}; so the ceilings are too low: perhaps others used the device while they "
+    "were measured; measure again when it is idle, with --measure-ceilings"
 )
 _WHAT = Group("What is measured", sort_key=10)
 _HOW = Group("How", sort_key=20)

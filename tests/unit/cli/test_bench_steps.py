@@ -78,7 +78,7 @@ def test_a_time_below_its_floor_is_told(
     monkeypatch.setattr(hardware, "measure", lambda *_: slow)
     assert main(words(shapes, "--sequences", "1", "2")) == 0
     captured = capsys.readouterr()
-    assert "2 of the times are below their floors" in captured.err
+    assert "times below their floors: 2;" in captured.err
     assert "--measure-ceilings" in json.loads(captured.out.splitlines()[-1])["notes"][-1]
 
 
