@@ -196,6 +196,20 @@ def test_too_little_memory_keeps_what_there_is(model: Path, error: RuntimeError)
     assert eng.report()["num_steps_without_graph"] > 0
 
 
+def test_what_is_left_without_a_graph_is_said_in_words(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A step that asked for one: its sizes, not the name of a class."""
+    eng = engine(model, method="none")
+    made(eng, Sized(room=0))
+    params = SamplingParams(max_tokens=4, temperature=0.0)
+    run(eng, [request("r", [5, 6], params)])
+    (said,) = [r.getMessage() for r in caplog.records if "no memory is left" in r.getMessage()]
+    assert "capture a step of 1 row, 1 token (trees: root)" in said
+    assert "other graphs hold" not in said
+    assert "graphs off" in said
+
+
 @pytest.mark.parametrize("ask", [capture_usual, trial])
 def test_other_errors_are_not_taken_for_a_lack_of_memory(model: Path, ask: Any) -> None:
     """A capture that fails for another reason is a bug, and is raised."""

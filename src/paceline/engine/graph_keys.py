@@ -39,6 +39,16 @@ class GraphKey:
     options: int  # word of the sampling options in play
     num_logprobs: int
 
+    def __str__(self) -> str:
+        rows, tokens = (
+            f"{n} {what}{'' if n == 1 else 's'}"
+            for n, what in ((self.rows, "row"), (self.tokens, "token"))
+        )
+        return (
+            f"a step of {rows}, {tokens} (trees: {self.trees.value}) with up to {self.pages} pages a row, "
+            f"sampling options {self.options:#x}"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ladder:

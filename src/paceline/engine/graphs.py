@@ -215,10 +215,10 @@ class GraphCache:
                 raise
             self._too_large.add(key)
             log.warning(
-                "no memory is left to capture %s (%d graphs hold some already), so steps like it run "
-                "without a graph, slower; outputs are the same. %s",
+                "no memory is left to capture %s%s, so steps like it run without a graph, slower; outputs "
+                "are the same. %s",
                 key,
-                len(self._graphs),
+                f" ({len(self._graphs)} other graphs hold some)" if self._graphs else "",
                 REMEDY,
             )
             return None
