@@ -46,7 +46,7 @@ class GraphKey:
         )
         return (
             f"a step of {rows}, {tokens} (trees: {self.trees.value}) with up to {self.pages} pages a row, "
-            f"sampling options {self.options:#x}"
+            f"sampling options {self.options:#x}, log-probabilities {self.num_logprobs}"
         )
 
 
