@@ -94,6 +94,7 @@ def _product(
     """Products of x [T, K] and a weight [N, K] over each part of K: [S, T, N]; a bias is for S = 1."""
     (rows, k), n = x.shape, weight.shape[0]
     assert x.dtype == weight.dtype, "a weight is of its activations' type"
+    assert weight.stride(1) == 1, "features of a weight lie side by side"
     tiles = tiles_for(n, k)
     x = x if x.is_contiguous() else x.contiguous()
     out = torch.empty((split, rows, n), dtype=dtype, device=x.device)
