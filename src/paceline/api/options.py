@@ -50,8 +50,8 @@ _VLLM_KEYS = {
 }
 _VLLM_WITHOUT_EQUAL = {
     "suffix_decoding_max_cached_requests": "suffix_max_cached_tokens (tokens, not requests)",
-    "disable_by_batch_size": "adaptive (drafting stops where it does not pay)",
-    "num_speculative_tokens_per_batch_size": "adaptive (drafting stops where it does not pay)",
+    "disable_by_batch_size": "adaptive (drafting stops where it does not pay; not yet for networks on a GPU)",
+    "num_speculative_tokens_per_batch_size": "adaptive (drafting stops where it does not pay; not yet for networks on a GPU)",
 }
 
 
