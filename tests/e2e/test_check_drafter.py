@@ -27,7 +27,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(target: Path, *arguments: str) -> int:
     """The command's exit code."""
     words = ["check", "drafter", "--model", str(target), "--dtype", "float32"]
-    return main([*words, "--max-tokens", "24", "--memory-gb", "4", *arguments])
+    return main([*words, "--max-tokens", "24", *arguments])
 
 
 @pytest.mark.parametrize("method", ["dflash", "eagle3", "merged"])
