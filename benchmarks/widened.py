@@ -31,6 +31,7 @@ from paceline.api.results import Result
 from paceline.api.widen import plan_widening
 from paceline.bench import workload
 from paceline.bench.machine import machine, source, versions
+from paceline.bench.summary import common_length
 from paceline.bench.widen_files import FACTS
 from paceline.cli.workbench import command_line, publish
 from paceline.core.device import choose_device
@@ -100,12 +101,11 @@ def accept_length(found: Sequence[Result]) -> float:
 
 def first_difference(one: Result, other: Result) -> Row | None:
     """Where two answers part, and how clear the small model's choice was there; None: nowhere."""
-    pairs = zip(one.token_ids, other.token_ids, strict=False)
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if place is None:
-        if len(one.token_ids) == len(other.token_ids):
-            return None
-        return {"place": min(len(one.token_ids), len(other.token_ids)), "margin_nats": None}
+    if one.token_ids == other.token_ids:
+        return None
+    place = common_length(one.token_ids, other.token_ids)
+    if place == min(len(one.token_ids), len(other.token_ids)):
+        return {"place": place, "margin_nats": None}
     assert one.logprobs is not None, "they were asked for"
     best, second = one.logprobs[place].top[:2]
     return {"place": place, "margin_nats": round(best.logprob - second.logprob, 4)}

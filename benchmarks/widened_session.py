@@ -17,6 +17,7 @@ import torch
 
 from paceline.api.tokenizer import Tokenizer
 from paceline.bench.run import Settings, Slice, Task
+from paceline.bench.summary import common_length
 from paceline.core.errors import MemoryBudgetError
 from paceline.draft.dflash_config import FIRST, SECOND
 
@@ -173,9 +174,8 @@ def differences(wide: Slice, small: Slice) -> Row:
     margins, equal = [], 0
     for sample in wide.samples:
         plain = own[sample.task]
-        pairs = zip(plain.token_ids, sample.token_ids, strict=False)
-        place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-        if place is None:
+        place = common_length(plain.token_ids, sample.token_ids)
+        if place == min(len(plain.token_ids), len(sample.token_ids)):
             equal += len(plain.token_ids) == len(sample.token_ids)
             continue
         best, second = plain.logprobs[place].top_logprobs[:2]

@@ -15,6 +15,7 @@ from paceline.core.batch import AttnSite
 from paceline.kv.layout import Heads
 from paceline.ops.triton.grid import Tiles
 from tests import attention_grid as grid
+from tests.gpu_capture import captured
 from tests.oracle import attention as oracle
 from tests.tolerance import close
 
@@ -164,19 +165,7 @@ def test_a_replay_equals_the_eager_pass(name: str) -> None:
         backend.plan(made.batch)
         return PagedAttend(backend, made.pool, made.batch).heads(site, made.q, made.k, made.v)
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.graph(graph):
-            captured = run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    graph, result = captured(run)
     for turn in range(4):
         batch = made.batch
         if turn:  # shorter prefixes of the same pages, fewer units, other queries
@@ -185,9 +174,9 @@ def test_a_replay_equals_the_eager_pass(name: str) -> None:
             made.q.copy_(torch.randn_like(made.q))
             made.pool.k.copy_(torch.randn_like(made.pool.k))
             made.pool.v.copy_(torch.randn_like(made.pool.v))
-        captured.fill_(torch.nan)
+        result.fill_(torch.nan)
         graph.replay()
-        replayed = captured.clone()
+        replayed = result.clone()
         assert torch.equal(replayed, run()), "replay and eager are the same kernels"
         live = int(batch.cu_q[-1])
         agrees(replayed, grid.definition(made, site), live)

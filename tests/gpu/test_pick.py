@@ -16,6 +16,7 @@ from paceline.sample.device import choose_by_kernels
 from paceline.sample.noise import gumbel, hash_tokens, noise_words_of
 from paceline.sample.sampler import PickNodes, Picks, choose, pick_on_device
 from tests import pick_grid as grid
+from tests.gpu_capture import captured
 from tests.oracle.goodness import chi2
 
 pytestmark = [
@@ -135,25 +136,6 @@ def test_log_probabilities() -> None:
             )
 
 
-def record(step: object) -> torch.cuda.CUDAGraph:
-    """A graph of a call that must neither wait for the device nor copy from the host."""
-    assert callable(step)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        with torch.cuda.graph(graph):
-            step()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return graph
-
-
 @pytest.mark.parametrize("params", [grid.MIX, grid.MIX + grid.EDITED, grid.MIX + grid.SCORED])
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_a_replay_serves_what_stands_in_the_table(params: list[SamplingParams]) -> None:
@@ -164,9 +146,7 @@ def test_a_replay_serves_what_stands_in_the_table(params: list[SamplingParams]) 
     rows = list(range(count))
     nodes = grid.nodes_of(rows, "cuda")
     logits = grid.logits_of("steep", count, size, 0).cuda()
-    results: list[Picks] = []
-    graph = record(lambda: results.append(choose_by_kernels(logits, nodes, table)))
-    captured = results[-1]
+    graph, picks = captured(lambda: choose_by_kernels(logits, nodes, table))
     rng = random.Random(5)
     for turn in range(6):
         rng.shuffle(now)
@@ -177,15 +157,15 @@ def test_a_replay_serves_what_stands_in_the_table(params: list[SamplingParams]) 
         table.apply()
         nodes.positions.copy_(grid.nodes_of(rows, "cuda", turn).positions)
         logits.copy_(grid.logits_of(grid.KINDS[turn], count, size, turn))
-        captured.tokens.fill_(-7)
+        picks.tokens.fill_(-7)
         graph.replay()
-        replayed = captured.tokens.clone()
+        replayed = picks.tokens.clone()
         again = choose_by_kernels(logits, nodes, table)
         assert torch.equal(replayed, again.tokens), "replay and eager are the same kernels"
         assert not grid.differences(replayed, logits, nodes, table)
-        if captured.logprobs is not None:
+        if picks.logprobs is not None:
             assert again.logprobs is not None
-            assert torch.equal(captured.logprobs.nan_to_num(), again.logprobs.nan_to_num())
+            assert torch.equal(picks.logprobs.nan_to_num(), again.logprobs.nan_to_num())
 
 
 def test_more_rows_than_a_chunk() -> None:

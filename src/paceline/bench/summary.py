@@ -68,13 +68,15 @@ def differences(slices: Sequence[Slice]) -> list[Difference]:
         one, other = ways["baseline"], ways["draft"]
         if one.token_ids == other.token_ids:
             continue
-        pairs = zip(one.token_ids, other.token_ids, strict=False)
-        same = next(
-            (i for i, (a, b) in enumerate(pairs) if a != b),
-            min(len(one.token_ids), len(other.token_ids)),
-        )
+        same = common_length(one.token_ids, other.token_ids)
         found.append(Difference(task=task, repeat=repeat, baseline=one, draft=other, index=same))
     return found
+
+
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two answers begin with alike: where they part, or the shorter one's end."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _samples(slices: Sequence[Slice]) -> dict[tuple[int, int], dict[Way, Sample]]:
