@@ -1,0 +1,35 @@
+"""Job: what an HTTP request asks of the engine, in ids and sampling options; no text, no wire format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.core.request import Grammar, SamplingParams
+
+
+class Constraint(Protocol):
+    """A compiled rule for answers; every sample of every prompt gets a fresh state of it."""
+
+    def start(self) -> Grammar:
+        """The state before the first token."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Prompts to be continued together, `params.n` samples each.
+
+    `scope` separates tenants: prefix cache and suffix tree share nothing across scopes.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    constraint: Constraint | None = None
+    scope: str = ""
+
+    @property
+    def num_answers(self) -> int:
+        """How many results the job ends with."""
+        return len(self.prompts) * self.params.n
