@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.ops.reference import fused as reference
 from paceline.ops.triton import linear
-from paceline.ops.triton.linear_table import Tiles
+from paceline.ops.triton.linear_table import BLOCKS, Tiles
 from tests.tolerance import RELATIVE, ROUNDED_TWICE, close
 
 EPS = 1e-5
@@ -55,6 +55,12 @@ class Grid:
         room = torch.full((x.shape[0], x.shape[1] + gap), torch.nan, dtype=x.dtype, device=x.device)
         room[:, : x.shape[1]] = x
         return room[:, : x.shape[1]]
+
+
+def shared_bytes(tiles: Tiles, rows: int) -> int:
+    """Shared memory of a program for so many rows: all its blocks of 16 bits that are on their way."""
+    block = next(block for block in BLOCKS if rows <= block)
+    return 2 * tiles.num_stages * (block + tiles.block_n) * tiles.block_k
 
 
 def products(grid: Grid, rows: int, size: tuple[int, int], tiles: Tiles) -> None:

@@ -20,6 +20,7 @@ from paceline.cost.hardware import Hardware
 from paceline.cost.model import Draft, Floor, Load, step_floor
 
 if TYPE_CHECKING:
+    from paceline.bench.clocks import Clocks
     from paceline.bench.machine import Json
     from paceline.bench.steps import Measured, Settings
     from paceline.core.config import EngineConfig, ModelConfig
@@ -140,6 +141,7 @@ def record(
             "steps": settings.steps,
             "repeats": settings.repeats,
             "warmup": settings.warmup,
+            "rest_s": settings.rest,
             "stage_steps": settings.stage_steps,
             "synthetic_rates": None if settings.rates is None else list(settings.rates),
             "seed": settings.seed,
@@ -155,6 +157,8 @@ def record(
             "floor_ms": "least time by the ceilings: reading and computing only (cost/model.py)",
             "stages_ms": "a run of its own without graphs: where the host is slower, its gaps count",
             "accept_length": "emitted tokens per sequence and step, bonus included",
+            "clocks": "of a GPU in a repeat that is not counted, medians; ceilings hold at the highest "
+            "clock; power_capped: share of the time in which it was lowered for the power's sake",
         },
         "notes": list(notes),
         "rows": [_row(line) for line in rows],
@@ -211,13 +215,16 @@ def _row(line: Line) -> Json:
         "graphs_captured": measured.captured,
         "stages_ms": {k: round(1e3 * v, 4) for k, v in measured.stages.items()} or None,
         "ungraphed_ms": None if measured.ungraphed is None else round(1e3 * measured.ungraphed, 4),
+        "clocks": None if measured.clocks is None else dict(asdict(measured.clocks)),
     }
 
 
 def table(rows: Sequence[Line]) -> Table:
     """One line a case: its time, its floor, its ratios, what it emits."""
     shown = _with_cases("milliseconds a step", rows)
-    for name in ("ms", "+-", "floor", "x floor", "x plain", "accept", "tokens/s", "no graph"):
+    clocked = any(line.measured.clocks for line in rows)
+    names = ("ms", "+-", "floor", "x floor", "x plain", "accept", "tokens/s", "no graph")
+    for name in (*names, *(("MHz", "W") if clocked else ())):
         shown.add_column(name, justify="right")
     for line in _sections(shown, rows):
         floor, measured = 1e3 * line.floor.total, line.measured
@@ -231,8 +238,16 @@ def table(rows: Sequence[Line]) -> Table:
             f"{measured.accept_length:.2f}",
             f"{line.tokens_per_second:.0f}",
             str(measured.without_graph),
+            *(_clock_cells(measured.clocks) if clocked else ()),
         )
     return shown
+
+
+def _clock_cells(clocks: Clocks | None) -> tuple[str, str]:
+    if clocks is None:
+        return "", ""
+    limit = " (limit)" if clocks.power_capped > 0.5 else ""
+    return f"{clocks.sm_mhz:.0f}", f"{clocks.watts:.0f}{limit}"
 
 
 def parts_table(rows: Sequence[Line]) -> Table:

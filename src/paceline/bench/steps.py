@@ -11,6 +11,7 @@ records and tables (`step_report.py`).
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -18,12 +19,14 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from paceline import models
+from paceline.bench.clocks import Clocks, watch
 from paceline.bench.fixed_trees import FixedTrees
 from paceline.bench.step_batch import Batch
 from paceline.bench.step_cases import FIXED, Case, Spec, check_pages, config_of
 from paceline.bench.synthetic import SyntheticWalk
 from paceline.core.config import DraftConfig, EngineConfig
 from paceline.core.device import TORCH_DTYPES, free_cached, used_memory
+from paceline.core.garbage import only_new_garbage
 from paceline.core.stages import Stages, silent
 from paceline.draft import build_network, checkpoint_folder
 from paceline.draft.base import Drafter, TargetInfo
@@ -48,6 +51,7 @@ class Settings:
     steps: int = 32  # of a repeat
     repeats: int = 5
     warmup: int = 4  # steps before those of a repeat
+    rest: float = 0.0  # seconds before those: a GPU that comes from rest has its highest clock
     stage_steps: int = 16  # of the run by part; 0: none
     rates: tuple[float, ...] | None = None  # synthetic acceptance; None: what the target accepts
     seed: int = 0
@@ -66,6 +70,7 @@ class Measured:
         default_factory=dict
     )  # without graphs; empty: not asked for
     ungraphed: float | None = None  # the whole step of that run
+    clocks: Clocks | None = None  # of a repeat that is not counted (GPU)
 
 
 class Bench:
@@ -129,7 +134,8 @@ class Bench:
             parts = replace(parts, walk=walk)
         engine = Engine(parts, stages=stages)
         try:
-            yield engine
+            with only_new_garbage():
+                yield engine
         finally:
             engine.close()
 
@@ -240,6 +246,7 @@ def _timed(engine: Engine, case: Case, settings: Settings) -> Measured:
     counted = dict.fromkeys((WITHOUT_GRAPH, CAPTURED), 0)
     for repeat in range(-1, settings.repeats):
         batch.start()
+        time.sleep(settings.rest)
         batch.steps(settings.warmup)
         before = engine.report()
         seconds, tokens = batch.steps(settings.steps)
@@ -250,12 +257,21 @@ def _timed(engine: Engine, case: Case, settings: Settings) -> Measured:
             for name in counted:
                 counted[name] += int(after[name] - before[name])
         batch.stop()
+
+    def again() -> None:
+        batch.start()
+        batch.steps(settings.warmup + settings.steps)
+        batch.stop()
+
+    device = torch.device(engine.config.device)
+    clocks = watch(device, again) if device.type == "cuda" else None
     return Measured(
         case=case,
         repeats=tuple(times),
         accept_length=emitted / (len(times) * settings.steps * case.sequences),
         without_graph=counted[WITHOUT_GRAPH],
         captured=counted[CAPTURED],
+        clocks=clocks,
     )
 
 

@@ -123,6 +123,14 @@ def steps(
         int, Parameter(group=_HOW, help="repeats, after one that is not counted")
     ] = 5,
     warmup: Annotated[int, Parameter(group=_HOW, help="steps before those of each repeat")] = 4,
+    rest: Annotated[
+        float,
+        Parameter(
+            group=_HOW,
+            help="seconds of rest before each repeat: with few steps, a GPU still has its highest clock, "
+            "which under long products it lowers for the power's sake",
+        ),
+    ] = 0.0,
     stage_steps: Annotated[
         int,
         Parameter(
@@ -173,6 +181,7 @@ def steps(
         ("repeats", repeats, 1),
         ("warmup", warmup, 1),
         ("stage-steps", stage_steps, 0),
+        ("rest", rest, 0),
         *(("sequences", n, 1) for n in sequences or ()),
         *(("context", n, 1) for n in context or ()),
     )
@@ -190,6 +199,7 @@ def steps(
         steps=count,
         repeats=repeats,
         warmup=warmup,
+        rest=rest,
         stage_steps=stage_steps,
         rates=rates,
         seed=seed,
@@ -277,7 +287,7 @@ def _model(name: str, *, random_weights: bool) -> str:
     return name
 
 
-def _check(*wanted: tuple[str, int, int]) -> None:
+def _check(*wanted: tuple[str, float, int]) -> None:
     problems = [f"--{name} {value} must be >= {low}" for name, value, low in wanted if value < low]
     if problems:
         msg = "invalid options: " + "; ".join(problems)

@@ -27,6 +27,7 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
 }
 
 _BF16_MAJOR = 8  # compute capability
+_LOGIT_BYTES, _LOGIT_SHARE = 1 << 30, 64  # most bytes of logits, and which part of a GPU's memory
 
 
 def choose_device(name: str) -> torch.device:
@@ -179,6 +180,16 @@ def forget_peak(device: torch.device) -> None:
     """Let `peak_memory` begin anew on a GPU; what the system counts goes on."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+
+
+def rows_of_logits(device: torch.device, vocab_size: int) -> int:
+    """Rows of float32 logits that may exist at the same time on a GPU; products want many.
+
+    As many as a pass of 1,024 tokens has at a vocabulary of 262 thousand, and of a small GPU's memory no
+    more than 1/64. The target's pick and the drafters' one after the other use the same memory.
+    """
+    total: int = torch.cuda.get_device_properties(device).total_memory
+    return max(1, min(_LOGIT_BYTES, total // _LOGIT_SHARE) // (4 * vocab_size))
 
 
 def lacks_memory(error: BaseException) -> bool:

@@ -34,12 +34,11 @@ import torch
 from torch import Tensor
 
 from paceline import ops
+from paceline.core.device import rows_of_logits
 from paceline.ops import drafts
 from paceline.ops.reference.candidates import by_row, heat, sharpness
 
 _CHUNK = 128  # positions whose logits exist at the same time on a CPU
-_LOGIT_BYTES = 1 << 30  # and what they take on a GPU: 1,024 rows of 262 thousand tokens
-_SHARE = 64  # of its memory at most one part in so many
 SAMPLED = 128  # candidates of a sampled row: the noise may lift any of them to the top
 _GREEDY_SHARPNESS = 1.0  # a drafter trained with cross-entropy means what it says
 # Simulated (V = 2,000, entropies 2.6 to 5.7 nats): the best value is 3.3 at KL(p||q) 0.1, 2 at 0.2 to
@@ -200,18 +199,10 @@ def rank(
 
 
 def batches(num_rows: int, positions: int, vocab_size: int, device: torch.device) -> list[slice]:
-    """Rows whose logits exist at the same time, in parts of nearly one size.
-
-    A GPU's products want many. What they take is no more than the target's own logits in the same step,
-    where a row has more nodes to verify than positions to draft; and of a small GPU's memory 1/64.
-    """
+    """Rows whose logits exist at the same time, in parts of nearly one size."""
     most = _CHUNK
-    if device.type != "cpu":
-        room = _LOGIT_BYTES
-        if device.type == "cuda":
-            total: int = torch.cuda.get_device_properties(device).total_memory
-            room = min(room, total // _SHARE)
-        most = max(most, room // (4 * vocab_size))
+    if device.type == "cuda":
+        most = max(most, rows_of_logits(device, vocab_size))
     parts = -(-num_rows // max(1, most // positions))
     step = -(-num_rows // max(1, parts))
     return [slice(at, at + step) for at in range(0, num_rows, max(1, step))]

@@ -1,7 +1,8 @@
 """pick: the target's own token after each position, for prefill and verify alike.
 
-The head runs in here, a chunk of positions at a time, so the logits of a whole pass never exist at
-once ([T, V] float32 is 622 MB for 1,024 tokens and a vocabulary of 152 thousand). A row's token is
+The head runs in here, a chunk of positions at a time, so the logits of a whole pass need not exist at
+once ([T, V] float32 is 622 MB for 1,024 tokens and a vocabulary of 152 thousand; where options make
+several such copies a chunk is 128 positions, else what `rows_of_logits` says). A row's token is
 the argmax of its processed logits (`process`) plus its keyed noise (`noise`); at temperature 0 the
 noise is absent. Ties go to the lowest id.
 
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.core.device import rows_of_logits
 from paceline.core.tree import NOT_FINITE
 from paceline.ops.dispatch import implementation
 from paceline.ops.reference import sampling as ops
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
 Head = Callable[[Tensor], Tensor]  # hidden [m, H] -> logits [m, V] float32 or wider
 
 CHUNK = 128
-_LOGIT_BYTES = 256 << 20  # of a chunk whose logits are all that is as wide as the vocabulary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,10 @@ def pick_on_device(hidden: Tensor, head: Head, nodes: PickNodes, table: Sampling
     chunk = CHUNK
     edited = table.in_play(nodes.host_rows) & opt.EDITS or nodes.allowed is not None
     if chooser is not choose and not edited:
-        chunk = max(_LOGIT_BYTES // (4 * table.vocab_size), CHUNK)
+        # Nothing else is as wide as the vocabulary; in parts of nearly one size.
+        most = max(CHUNK, rows_of_logits(hidden.device, table.vocab_size))
+        parts = max(1, -(-hidden.shape[0] // most))
+        chunk = max(1, -(-hidden.shape[0] // parts))
     return pick_by(chooser, hidden, head, nodes, table, chunk)
 
 
