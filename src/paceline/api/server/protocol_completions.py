@@ -1,0 +1,34 @@
+"""The body of POST /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
+
+from paceline.api.server.protocol_sampling import SamplingFields
+from paceline.core.sampling_rules import MAX_TOP_LOGPROBS
+
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TEXT = {"type": "string"}
+# Text, texts, token ids, or lists of token ids; completions.py tells them apart.
+PROMPT_SCHEMA = {
+    "anyOf": [
+        _TEXT,
+        {"type": "array", "items": _TEXT, "minItems": 1},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1},
+    ]
+}
+Prompts = Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
+
+
+class CompletionRequest(SamplingFields):
+    """Prompts to be continued."""
+
+    prompt: Prompts
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    suffix: str | None = None
+    best_of: int | None = Field(None, ge=1)
+    add_special_tokens: bool | None = None
