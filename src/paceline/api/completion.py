@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from paceline.api.results import Alternative, Chunk, Result, TokenLogprob
 from paceline.api.text_stream import TextStream
 from paceline.api.tokenizer import Tokenizer
-from paceline.core.request import FinishReason, Request, SamplingParams, StepOutput, TokenLogprobs
+from paceline.core.request import (
+    FinishReason,
+    Grammar,
+    Request,
+    SamplingParams,
+    StepOutput,
+    TokenLogprobs,
+)
 
 
 class Completion:
@@ -24,6 +31,7 @@ class Completion:
         tokenizer: the model's.
         eos_token_ids: ids that end a text, unless the parameters ignore them.
         prompt_index, sample_index: which prompt of a call, which of its samples.
+        grammar: state of the rule that the answer keeps, if one; this answer's own.
         scope: see `Request`.
     """
 
@@ -37,6 +45,7 @@ class Completion:
         eos_token_ids: frozenset[int],
         prompt_index: int = 0,
         sample_index: int = 0,
+        grammar: Grammar | None = None,
         scope: str = "",
     ) -> None:
         self._tokenizer = tokenizer
@@ -55,6 +64,7 @@ class Completion:
             sample_index=sample_index,
             stop_ids=stop_ids,
             stopper=self,
+            grammar=grammar,
             scope=scope,
         )
 
@@ -82,6 +92,7 @@ class Completion:
             text = self._stream.finish()
             result = self._result(output)
         return Chunk(
+            prompt_index=self._prompt_index,
             sample_index=self.request.sample_index,
             text=text,
             token_ids=tuple(output.token_ids),

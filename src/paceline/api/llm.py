@@ -11,16 +11,18 @@ together. Not for: a server's protocol, or a prompt's tokens (tokenizer.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from paceline.api.answers import Answers, Relay
 from paceline.api.completion import Completion
 from paceline.api.loop import EngineLoop, Steppable
 from paceline.api.options import engine_config
@@ -38,8 +40,10 @@ from paceline.core.request import SamplingParams
 
 if TYPE_CHECKING:
     from paceline.api.chat_template import Message
+    from paceline.api.server.job import Constraint
     from paceline.api.tokenizer import Tokenizer
     from paceline.core.config import EngineConfig, ModelConfig
+    from paceline.core.errors import EngineStoppedError
     from paceline.draft.base import DrafterSpec
     from paceline.engine.fitness import Probes
 
@@ -126,6 +130,9 @@ class LLM:
             engine.model_config.eos_token_ids
         )
         self._ids = itertools.count()
+        self._relays: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Relay] = (
+            weakref.WeakKeyDictionary()
+        )
         self._loop: EngineLoop[ServedEngine] = EngineLoop(
             engine, prepare=_thread_setting(engine.config)
         )
@@ -221,25 +228,70 @@ class LLM:
             RequestError, EngineStoppedError: as for `generate`.
         """
         completions = await asyncio.to_thread(self._completions, [prompt], params)
-        inbox: asyncio.Queue[Item] = asyncio.Queue()
-        events = asyncio.get_running_loop()
-        left = len(completions)
-        with Submitted(
-            self._loop,
-            completions,
-            partial(_hand_over, events, inbox),
-        ) as seeds:
-            await asyncio.wrap_future(seeds)
-            while left:
-                chunk = opened(await inbox.get())
-                left -= chunk.result is not None
+        with contextlib.closing(
+            await Answers.submit(self._loop, completions, self._relay())
+        ) as answers:
+            async for chunk in answers:
                 yield chunk
+
+    async def submit(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        constraint: Constraint | None = None,
+        scope: str = "",
+    ) -> Answers:
+        """Let prompts be continued together; for servers, which read chunks of all of them.
+
+        Args:
+            prompts: token ids.
+            params: for all of them.
+            constraint: a rule that every answer keeps.
+            scope: prefix cache and suffix tree share nothing across scopes.
+
+        Returns:
+            An async iterator of chunks, once the engine has taken the requests. Close it.
+
+        Raises:
+            RequestError, EngineStoppedError: as for `generate`.
+        """
+        if params.n > 1 and params.seed is None:  # as for `generate`, but each prompt needs its own
+            draws = [self._loop.call(lambda engine: engine.draw_seed()) for _ in prompts]
+            seeds = [await asyncio.wrap_future(draw) for draw in draws]
+            each = [replace(params, seed=seed) for seed in seeds]
+        else:
+            each = [params] * len(prompts)
+        completions = [
+            self._completion(ids, of_prompt, prompt, sample, constraint, scope)
+            for prompt, (ids, of_prompt) in enumerate(zip(prompts, each, strict=True))
+            for sample in range(params.n)
+        ]
+        return await Answers.submit(self._loop, completions, self._relay())
 
     # -- the rest -----------------------------------------------------------------------------
 
     def report(self) -> dict[str, float]:
         """The engine's counters since its start."""
-        return self._loop.call(lambda engine: engine.report()).result()
+        return self.ask_report().result()
+
+    def ask_report(self) -> Future[dict[str, float]]:
+        """The same, without waiting for the step that is running.
+
+        Raises:
+            EngineStoppedError: the engine has failed, or was closed.
+        """
+        return self._loop.call(lambda engine: engine.report())
+
+    @property
+    def stopped(self) -> EngineStoppedError | None:
+        """Why no more requests are taken; None while they are."""
+        return self._loop.stopped
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the engine's running step has taken so far; 0 between steps and without work."""
+        return self._loop.step_seconds
 
     def close(self) -> None:
         """End open requests and give back the engine's memory. Repeatable."""
@@ -265,28 +317,37 @@ class LLM:
             if param.n > 1 and param.seed is None:
                 seed = self._loop.call(lambda engine: engine.draw_seed()).result()
                 param = replace(param, seed=seed)  # noqa: PLW2901
-            found += [
-                Completion(
-                    f"{next(self._ids)}",
-                    ids,
-                    param,
-                    self.tokenizer,
-                    eos_token_ids=self._eos,
-                    prompt_index=index,
-                    sample_index=sample,
-                )
-                for sample in range(param.n)
-            ]
+            found += [self._completion(ids, param, index, s) for s in range(param.n)]
         return found
 
+    def _completion(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        prompt_index: int,
+        sample_index: int,
+        constraint: Constraint | None = None,
+        scope: str = "",
+    ) -> Completion:
+        return Completion(
+            f"{next(self._ids)}",
+            ids,
+            params,
+            self.tokenizer,
+            eos_token_ids=self._eos,
+            prompt_index=prompt_index,
+            sample_index=sample_index,
+            grammar=None if constraint is None else constraint.start(),
+            scope=scope,
+        )
 
-def _hand_over(events: asyncio.AbstractEventLoop, inbox: asyncio.Queue[Item], item: Item) -> None:
-    """Put an item from the engine's thread; where the event loop has ended, nobody waits for it."""
-    try:
-        events.call_soon_threadsafe(inbox.put_nowait, item)
-    except RuntimeError:
-        if not events.is_closed():
-            raise
+    def _relay(self) -> Relay:
+        """Of the running event loop: whoever shares one shares its wake-ups."""
+        events = asyncio.get_running_loop()
+        relay = self._relays.get(events)
+        if relay is None:
+            relay = self._relays[events] = Relay(events)
+        return relay
 
 
 def _thread_setting(config: EngineConfig) -> Callable[[], object]:

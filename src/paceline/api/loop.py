@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -100,6 +101,7 @@ class EngineLoop(Generic[E]):
         self._door = threading.Lock()  # guards `_stopped` against commands being put
         self._stopped: EngineStoppedError | None = None
         self._closing = False
+        self._step_began: float | None = None  # monotonic seconds; None: no step is running
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -107,6 +109,12 @@ class EngineLoop(Generic[E]):
     def stopped(self) -> EngineStoppedError | None:
         """Why the loop takes no more requests; None while it does."""
         return self._stopped
+
+    @property
+    def step_seconds(self) -> float:
+        """How long the running step has taken so far; 0 between steps and without work."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> Future[tuple[int, ...]]:
         """Queue requests, all or none, between two steps.
@@ -168,8 +176,10 @@ class EngineLoop(Generic[E]):
                 self._obey()
                 if self._closing:
                     break
+                self._step_began = time.monotonic()
                 for output in self._engine.step():
                     self._deliver(output)
+                self._step_began = None
         except BaseException as failure:
             log.exception("the engine loop failed")
             error = EngineStoppedError(
@@ -178,6 +188,7 @@ class EngineLoop(Generic[E]):
             )
             error.__cause__ = failure
         finally:
+            self._step_began = None
             self._stop(error)
 
     def _obey(self) -> None:

@@ -41,6 +41,7 @@ class Chunk:
     back. `sources` says per token which drafter proposed it; 0 is the model itself.
     """
 
+    prompt_index: int  # which of the prompts given
     sample_index: int
     text: str
     token_ids: Sequence[int]
@@ -90,3 +91,23 @@ class Result:
         """Output tokens over prefill and decoding time; waiting for a row is left out."""
         seconds = self.stats.prefill_s + self.stats.decode_s
         return len(self.token_ids) / seconds if seconds > 0 else 0.0
+
+
+def joined(chunks: Sequence[Chunk]) -> Chunk:
+    """One chunk that says what several of one answer say, given in order; at least one."""
+    first, last = chunks[0], chunks[-1]
+    if first is last:
+        return first
+    logprobs = None
+    if first.logprobs is not None:
+        logprobs = tuple(p for chunk in chunks for p in chunk.logprobs or ())
+    return Chunk(
+        prompt_index=first.prompt_index,
+        sample_index=first.sample_index,
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(i for chunk in chunks for i in chunk.token_ids),
+        sources=tuple(i for chunk in chunks for i in chunk.sources),
+        logprobs=logprobs,
+        finish_reason=last.finish_reason,
+        result=last.result,
+    )

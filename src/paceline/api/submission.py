@@ -33,6 +33,10 @@ class Submitted:
         return self._loop.submit(requests, self._take)
 
     def __exit__(self, *_: object) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        """End what is unfinished; its last outputs still come."""
         unfinished = tuple(self._open)
         if unfinished:
             self._loop.abort(unfinished)

@@ -1,0 +1,293 @@
+"""Service: jobs in, chunks out, over one LLM; what is admitted, counted, drained and watched.
+
+    async with await service.run(job) as stream:     # admitted and taken by the engine
+        async for chunk in stream:
+            ...
+
+Leaving a stream early ends its requests in the engine. Nothing here knows HTTP. Event loop only.
+Not for: wire formats, and the process (life.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import weakref
+from collections.abc import Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+from paceline.api.server.admission import Admission, Ticket
+from paceline.api.server.errors import QueueFullError, UnavailableError
+from paceline.api.server.job import Job
+from paceline.api.server.settings import ServerSettings
+from paceline.core.errors import EngineStoppedError
+
+if TYPE_CHECKING:
+    from paceline.api.answers import Answers
+    from paceline.api.llm import LLM
+    from paceline.api.results import Chunk, Result
+
+log = logging.getLogger(__name__)
+
+_REPORT_S = 2.0  # a step of a large model takes less
+
+
+class Listener(Protocol):
+    """Who wants to know what happens, quickly: it is called between chunks."""
+
+    def refused(self, reason: str) -> None:
+        """A job was not admitted: queue_full, draining or engine_stopped."""
+        ...
+
+    def came(self, seconds: float, *, first: bool) -> None:
+        """A chunk came so long after its answer's admission (first) or last chunk."""
+        ...
+
+    def ended(self, result: Result, job: Job, seconds: float) -> None:
+        """An answer is whole, so long after its admission."""
+        ...
+
+
+class _Deaf:
+    """The default: nobody listens."""
+
+    def refused(self, reason: str) -> None:
+        """Do nothing."""
+
+    def came(self, seconds: float, *, first: bool) -> None:
+        """Do nothing."""
+
+    def ended(self, result: Result, job: Job, seconds: float) -> None:
+        """Do nothing."""
+
+
+class Stream:
+    """Chunks of one job; an async iterator, a context, and awaited until the engine has the job."""
+
+    def __init__(self, service: Service, job: Job) -> None:
+        self.job = job
+        self._service = service
+        self._answers: Answers | None = None
+        self._open = False
+        self._began = 0.0
+        self._last: dict[tuple[int, int], float] = {}
+
+    def __await__(self) -> Generator[None, None, Self]:
+        return self._enter().__await__()
+
+    async def _enter(self) -> Self:
+        if not self._open:
+            self._open = True
+            service = self._service
+            try:
+                self._ticket = service.admit(self.job)
+            except BaseException:
+                self._open = False
+                raise
+            self._began = time.perf_counter()
+            service.opened(self)
+            try:
+                self._answers = await service.llm.submit(
+                    self.job.prompts,
+                    self.job.params,
+                    constraint=self.job.constraint,
+                    scope=self.job.scope,
+                )
+            except BaseException:
+                self.close()
+                raise
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        """The next chunk.
+
+        Raises:
+            UnavailableError: not admitted (only where the stream was not awaited before).
+            RequestError: the engine refuses the job (the same).
+            EngineStoppedError: the engine has stopped.
+        """
+        if self._answers is None:
+            await self._enter()
+        assert self._answers is not None, "who entered has answers"
+        try:
+            chunk = await self._answers.__anext__()
+        except BaseException:
+            self.close()
+            raise
+        self._count(chunk)
+        return chunk
+
+    def _count(self, chunk: Chunk) -> None:
+        service, now = self._service, time.perf_counter()
+        key = chunk.prompt_index, chunk.sample_index
+        if chunk.token_ids:
+            first = service.admission.began(self._ticket, *key)
+            since = self._began if first else self._last.get(key, self._began)
+            service.listener.came(now - since, first=first)
+            self._last[key] = now
+        if chunk.result is not None:
+            service.admission.began(self._ticket, *key)  # one that ended without a token
+            service.admission.ended(self._ticket, now - self._began)
+            service.listener.ended(chunk.result, self.job, now - self._began)
+
+    def abort(self) -> None:
+        """Let the answers end as they are; their last chunks still come."""
+        if self._answers is not None:
+            self._answers.abort()
+
+    def close(self) -> None:
+        """End what is unfinished, once. Nothing more comes."""
+        if self._open:
+            self._open = False
+            self._service.closed(self)
+            self._service.admission.leave(self._ticket)
+            if self._answers is not None:
+                self._answers.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    async def aclose(self) -> None:
+        """As `close`, for `contextlib.aclosing`."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return await self._enter()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Service:
+    """One LLM behind a door with a queue of limited length.
+
+    Args:
+        llm: answers; it stays the caller's, who closes it.
+        settings: limits and times.
+        listener: told of refusals, chunks and results.
+    """
+
+    def __init__(
+        self, llm: LLM, settings: ServerSettings, *, listener: Listener | None = None
+    ) -> None:
+        self.llm = llm
+        self.settings = settings
+        self.listener: Listener = _Deaf() if listener is None else listener
+        self.admission = Admission(
+            max_rows=llm.config.cache.max_rows,
+            max_queued_requests=settings.max_queued_requests,
+            max_queued_tokens=settings.max_queued_tokens,
+        )
+        self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()  # a dropped one must end
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._report: dict[str, float] = {}
+
+    def run(self, job: Job) -> Stream:
+        """Let a job be answered.
+
+        Returns:
+            Its stream. Awaiting it returns once the job is admitted and the engine has taken it,
+            and raises what stands against it; iterating gives the chunks.
+        """
+        return Stream(self, job)
+
+    def admit(self, job: Job) -> Ticket:
+        """Give a job its place, or raise why there is none."""
+        if (stopped := self.llm.stopped) is not None:
+            self.listener.refused("engine_stopped")
+            raise EngineStoppedError(str(stopped)) from stopped
+        try:
+            return self.admission.enter(job)
+        except UnavailableError as error:
+            self.listener.refused("queue_full" if isinstance(error, QueueFullError) else "draining")
+            raise
+
+    def opened(self, stream: Stream) -> None:
+        """A stream was admitted."""
+        self._streams.add(stream)
+        self._idle.clear()
+
+    def closed(self, stream: Stream) -> None:
+        """A stream has ended, or was left."""
+        self._streams.discard(stream)
+        if not self._streams:
+            self._idle.set()
+
+    # -- life ---------------------------------------------------------------------------------
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server ends and takes no more jobs."""
+        return self.admission.draining
+
+    def stop_admitting(self) -> None:
+        """From now on every new job is refused; those that are open go on."""
+        self.admission.draining = True
+
+    async def drain(self, seconds: float) -> bool:
+        """Take no more jobs, give the open ones some time, then end them.
+
+        Returns:
+            Whether all of them ended by themselves.
+        """
+        self.stop_admitting()
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            self.abort_all()
+            return False
+        return True
+
+    def abort_all(self) -> None:
+        """Let every open job end as it is; its last chunk says "abort"."""
+        for stream in list(self._streams):
+            stream.abort()
+
+    @property
+    def unhealthy(self) -> str | None:
+        """Why the engine cannot be relied on; None: it can."""
+        if self.llm.stopped is not None:
+            return str(self.llm.stopped)
+        seconds = self.llm.step_seconds
+        if seconds > self.settings.watchdog_timeout:
+            return f"the engine's step has taken {seconds:.0f} s and has not ended"
+        return None
+
+    @property
+    def unready(self) -> str | None:
+        """Why requests should go elsewhere; None: they are welcome."""
+        if self.draining:
+            return "the server is shutting down"
+        return self.unhealthy
+
+    # -- figures ------------------------------------------------------------------------------
+
+    async def report(self) -> dict[str, float]:
+        """The engine's counters; those of the last time where the engine does not answer soon."""
+        try:
+            asked = asyncio.wrap_future(self.llm.ask_report())
+            self._report = await asyncio.wait_for(asked, _REPORT_S)
+        except (EngineStoppedError, TimeoutError):
+            log.debug("the engine gave no report", exc_info=True)
+        return self._report
+
+    def load(self) -> dict[str, int]:
+        """Answers that are made and that wait, and the prompt tokens that wait."""
+        waiting = self.admission.num_waiting
+        return {
+            "num_requests_running": self.admission.num_open - waiting,
+            "num_requests_waiting": waiting,
+            "num_queued_tokens": self.admission.queued_tokens,
+            "server_load": self.admission.num_open,
+        }
