@@ -115,7 +115,7 @@ class DrainingError(UnavailableError):
     """The server ends: it takes no more requests."""
 
 
-def bad(param: str | None, message: str, *, code: str | None = None) -> ApiError:
+def bad(message: str, param: str | None, *, code: str | None = None) -> ApiError:
     """A 400 that names the field at fault."""
     return ApiError(400, message, param=param, code=code)
 

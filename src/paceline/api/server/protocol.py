@@ -154,7 +154,8 @@ def check_fields(body: Fields, *, strict: bool) -> None:
     for place, name, value in extras:
         neutral, why = REFUSED.get(name, ((value,), ""))
         if value is not None and value not in neutral:
-            raise bad(place, f"{place}: {why}")
+            msg = f"{place}: {why}"
+            raise bad(msg, place)
     unknown = [place for place, name, _ in extras if name not in REFUSED]
     if strict and unknown:
         more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
@@ -163,7 +164,7 @@ def check_fields(body: Fields, *, strict: bool) -> None:
             f"unknown fields: {named}{more}; /openapi.json lists the known ones; leave these out, or "
             "start the server without strict fields, which ignores them"
         )
-        raise bad(unknown[0], msg)
+        raise bad(msg, unknown[0])
 
 
 def _extras(body: Fields, prefix: str) -> Iterator[tuple[str, str, Any]]:

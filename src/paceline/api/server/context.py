@@ -1,0 +1,148 @@
+"""Context: everything that reading a request and answering it need to know of the server; frozen."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from paceline.api.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from paceline.api.server.job import Constraint
+    from paceline.api.tokenizer import Tokenizer
+    from paceline.core.config import EngineConfig, ModelConfig
+    from paceline.draft.base import DrafterSpec
+
+NO_DRAFTER = "none"
+# Where a token came from, by the number that it carries. 4 is that of DFlash's network, which may stand
+# behind another drafter's name.
+_SOURCES: Mapping[int, str] = {
+    0: "target",
+    1: "own text",
+    2: "past outputs",
+    4: "dflash",
+    5: "eagle3",
+}
+_DDTREE = "ddtree"
+
+
+class Compiler(Protocol):
+    """Makes constraints from what a client wrote; raises RequestError where it cannot."""
+
+    def json_schema(self, schema: object) -> Constraint:
+        """Answers are JSON that a schema accepts."""
+        ...
+
+    def json_object(self) -> Constraint:
+        """Answers are a JSON object."""
+        ...
+
+    def regex(self, pattern: str) -> Constraint:
+        """Answers match a regular expression as a whole."""
+        ...
+
+    def choice(self, choices: Sequence[str]) -> Constraint:
+        """Answers are one of these strings."""
+        ...
+
+    def lark(self, grammar: str) -> Constraint:
+        """Answers follow a grammar."""
+        ...
+
+
+class Served(Protocol):
+    """The part of an LLM whose facts a server tells."""
+
+    config: EngineConfig
+    model_config: ModelConfig
+    spec: DrafterSpec
+    max_len: int
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Facts about what is served.
+
+    `model_names`: the first is the one that answers carry. `sources`: where a token came from, by the
+    number that it carries; 0 is the model itself.
+    """
+
+    tokenizer: Tokenizer
+    model_names: Sequence[str]
+    max_len: int
+    vocab_size: int
+    drafter: str
+    max_depth: int  # most draft tokens on a path
+    sources: Mapping[int, str]
+    fingerprint: str
+    created: int  # Unix seconds at which the server started
+    compiler: Compiler | None = None
+    strict: bool = False  # unknown fields are refused
+    draft_usage: bool = False  # usage counts accepted and rejected draft tokens
+
+    @property
+    def model(self) -> str:
+        """The name that answers carry."""
+        return self.model_names[0]
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse a model that is not served; none named is the one that is.
+
+        Raises:
+            ApiError: 404.
+        """
+        if name is None or name in self.model_names:
+            return
+        msg = (
+            f"the model {name[:100]!r} does not exist here; served: "
+            f"{', '.join(self.model_names)}; name one of these, or leave `model` out"
+        )
+        raise ApiError(404, msg, code="model_not_found", param="model")
+
+    def source(self, number: int) -> str:
+        """Where a token came from: "target" is the model itself, all else was drafted."""
+        return self.sources.get(number, self.drafter)
+
+
+def context_of(
+    llm: Served,
+    *,
+    model_names: Sequence[str],
+    created: int,
+    version: str,
+    compiler: Compiler | None = None,
+    strict: bool = False,
+    draft_usage: bool = False,
+) -> Context:
+    """The context of a server over an LLM.
+
+    Args:
+        llm: what is served.
+        model_names: names that requests may use, the answers' own first.
+        created: Unix seconds.
+        version: the package's.
+        compiler: of constraints; None: requests for structured output are refused.
+        strict: refuse unknown fields.
+        draft_usage: see `Context`.
+    """
+    spec = llm.spec
+    drafters = (spec.name, *llm.config.draft.parts)
+    sources = {**_SOURCES, 4: _DDTREE} if _DDTREE in drafters else _SOURCES
+    digest = hashlib.sha256(repr((llm.config, llm.model_config)).encode()).hexdigest()[:8]
+    return Context(
+        tokenizer=llm.tokenizer,
+        model_names=tuple(model_names),
+        max_len=llm.max_len,
+        vocab_size=llm.model_config.vocab_size,
+        drafter=spec.name,
+        max_depth=spec.max_depth,
+        sources=sources,
+        fingerprint=f"paceline-{version}-{spec.name}-{digest}",
+        created=created,
+        compiler=compiler,
+        strict=strict,
+        draft_usage=draft_usage,
+    )

@@ -1,0 +1,96 @@
+"""Structured answers: `response_format` and `structured_outputs` of a request become one constraint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from paceline.api.server.errors import api_error, bad
+from paceline.core.errors import PacelineError
+
+if TYPE_CHECKING:
+    from paceline.api.server.context import Compiler
+    from paceline.api.server.job import Constraint
+    from paceline.api.server.protocol import ResponseFormat, StructuredOutputs
+    from paceline.api.server.protocol_sampling import SamplingFields
+
+_NONE = "this server was started without structured output; leave {0} out"
+
+
+def constraint_of(body: SamplingFields, compiler: Compiler | None) -> Constraint | None:
+    """What the answer must be like; None: anything.
+
+    Args:
+        body: the request.
+        compiler: makes constraints; None: the server has none.
+
+    Raises:
+        ApiError: 400; the constraint is malformed, unsupported, or given twice.
+    """
+    form, outputs = body.response_format, body.structured_outputs
+    asked = [name for name, _ in _asked(outputs)] if outputs is not None else []
+    by_form = form is not None and form.type != "text"
+    if len(asked) + by_form > 1:
+        named = ["response_format"] * by_form + [f"structured_outputs.{name}" for name in asked]
+        msg = f"{' and '.join(named)} constrain one answer; one of them is possible; choose one"
+        raise bad(msg, named[-1])
+    if form is None and outputs is None:
+        return None
+    param = "response_format" if by_form else f"structured_outputs.{(asked or [''])[0]}"
+    if outputs is not None and not asked:
+        msg = (
+            "structured_outputs says nothing; one of json, json_object, regex, choice and grammar is "
+            "possible; give one, or leave it out"
+        )
+        raise bad(msg, "structured_outputs")
+    if not by_form and outputs is None:
+        return None
+    if compiler is None:
+        raise bad(_NONE.format(param), param)
+    try:
+        if by_form:
+            assert form is not None, "a form was asked for"
+            return _of_form(form, compiler)
+        assert outputs is not None, "outputs were asked for"
+        return _of_outputs(outputs, compiler)
+    except PacelineError as error:
+        raise api_error(error, param=param) from error
+
+
+def _of_form(form: ResponseFormat, compiler: Compiler) -> Constraint:
+    if form.type == "json_object":
+        return compiler.json_object()
+    schema = None if form.json_schema is None else form.json_schema.schema_
+    if schema is None:
+        msg = (
+            "response_format of type json_schema has no schema; json_schema.schema is possible; "
+            "give one, or use the type json_object"
+        )
+        raise bad(msg, "response_format.json_schema.schema")
+    return compiler.json_schema(schema)
+
+
+def _of_outputs(outputs: StructuredOutputs, compiler: Compiler) -> Constraint:
+    [(name, _)] = _asked(outputs)
+    match name:
+        case "json":
+            return compiler.json_schema(outputs.json_)
+        case "json_object":
+            return compiler.json_object()
+        case "regex":
+            return compiler.regex(outputs.regex or "")
+        case "choice":
+            return compiler.choice(outputs.choice or [])
+        case _:
+            return compiler.lark(outputs.grammar or "")
+
+
+def _asked(outputs: StructuredOutputs) -> list[tuple[str, object]]:
+    """The forms that are given; `json_object: false` asks for nothing."""
+    given = {
+        "json": outputs.json_,
+        "json_object": outputs.json_object or None,
+        "regex": outputs.regex,
+        "choice": outputs.choice,
+        "grammar": outputs.grammar,
+    }
+    return [(name, value) for name, value in given.items() if value is not None]
