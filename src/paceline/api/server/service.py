@@ -41,8 +41,8 @@ class Listener(Protocol):
         """A job was not admitted: queue_full, draining or engine_stopped."""
         ...
 
-    def came(self, seconds: float, *, first: bool) -> None:
-        """A chunk came so long after its answer's admission (first) or last chunk."""
+    def came(self, chunk: Chunk, job: Job, seconds: float, *, first: bool) -> None:
+        """A chunk with tokens came so long after its admission (first) or the one before it."""
         ...
 
     def ended(self, result: Result, job: Job, seconds: float) -> None:
@@ -56,7 +56,7 @@ class _Deaf:
     def refused(self, reason: str) -> None:
         """Do nothing."""
 
-    def came(self, seconds: float, *, first: bool) -> None:
+    def came(self, chunk: Chunk, job: Job, seconds: float, *, first: bool) -> None:
         """Do nothing."""
 
     def ended(self, result: Result, job: Job, seconds: float) -> None:
@@ -128,7 +128,7 @@ class Stream:
         if chunk.token_ids:
             first = service.admission.began(self._ticket, *key)
             since = self._began if first else self._last.get(key, self._began)
-            service.listener.came(now - since, first=first)
+            service.listener.came(chunk, self.job, now - since, first=first)
             self._last[key] = now
         if chunk.result is not None:
             service.admission.began(self._ticket, *key)  # one that ended without a token

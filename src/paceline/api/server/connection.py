@@ -1,0 +1,115 @@
+"""One HTTP connection: uvicorn's, with limits on headers and on the time that they may take to come."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from paceline.api.server.errors import ApiError
+from paceline.api.server.settings import ServerSettings
+from paceline.api.server.sse import ABORT, encoded
+
+_CLOSING = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+
+
+class Connection(HttpToolsProtocol):
+    """A connection with limits; `limited` makes the class for some settings."""
+
+    max_header_bytes: ClassVar[int]
+    max_headers: ClassVar[int]
+    seconds: ClassVar[float]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._in_head = False
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._refusal: ApiError | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has come; one that says nothing goes like one that has nothing more to say."""
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has gone."""
+        self._forget_timer()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse; a head that is too long or too slow ends the connection."""
+        if self.transport.is_closing():
+            return
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if not self._in_head:
+            self._head_bytes = 0
+        elif self._head_bytes > self.max_header_bytes:
+            self._refuse(self._too_long())
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.seconds, self._too_slow)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Its headers are there."""
+        self._in_head = False
+        self._forget_timer()
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if len(self.headers) > self.max_headers or size > self.max_header_bytes:
+            self._refusal = self._too_long()
+            raise httptools.HttpParserError  # ends parsing; `send_400_response` answers
+        extensions: dict[str, Any] = {ABORT: self.transport.abort}
+        self.scope["extensions"] = extensions
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what cannot be parsed, and close."""
+        self._refuse(self._refusal or ApiError(400, f"{msg} Send HTTP/1.1."))
+
+    def _refuse(self, error: ApiError) -> None:
+        self._forget_timer()
+        if self.cycle is None or self.cycle.response_complete:  # else an answer is under way
+            body = encoded(error.body)
+            status = b"HTTP/1.1 %d %s\r\n" % (error.status, _REASONS[error.status])
+            self.transport.write(status + _CLOSING % len(body) + body)
+        self.transport.close()
+
+    def _too_long(self) -> ApiError:
+        msg = (
+            f"the headers are more than {self.max_headers}, or longer than {self.max_header_bytes} "
+            "bytes together; send fewer"
+        )
+        return ApiError(431, msg)
+
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            msg = f"the headers did not come within {self.seconds:g} s; send them again, faster"
+            self._refuse(ApiError(408, msg))
+
+    def _forget_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+def limited(settings: ServerSettings) -> type[Connection]:
+    """The class of a server's connections."""
+
+    class Limited(Connection):
+        max_header_bytes = settings.max_header_bytes
+        max_headers = settings.max_headers
+        seconds = settings.body_timeout
+
+    return Limited
