@@ -82,6 +82,7 @@ class Context:
     compiler: Compiler | None = None
     strict: bool = False  # unknown fields are refused
     draft_usage: bool = False  # usage counts accepted and rejected draft tokens
+    spec_metrics: bool = True  # answers say how they were speculated on
 
     @property
     def model(self) -> str:
@@ -116,6 +117,7 @@ def context_of(
     compiler: Compiler | None = None,
     strict: bool = False,
     draft_usage: bool = False,
+    spec_metrics: bool = True,
 ) -> Context:
     """The context of a server over an LLM.
 
@@ -127,6 +129,7 @@ def context_of(
         compiler: of constraints; None: requests for structured output are refused.
         strict: refuse unknown fields.
         draft_usage: see `Context`.
+        spec_metrics: see `Context`.
     """
     spec = llm.spec
     drafters = (spec.name, *llm.config.draft.parts)
@@ -145,4 +148,5 @@ def context_of(
         compiler=compiler,
         strict=strict,
         draft_usage=draft_usage,
+        spec_metrics=spec_metrics,
     )

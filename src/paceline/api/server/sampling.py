@@ -117,8 +117,16 @@ def token_limit(
     return asked
 
 
-def truncated(ids: Sequence[int], body: SamplingFields, context: Context) -> Sequence[int]:
+def truncated(
+    ids: Sequence[int], room: int, body: SamplingFields, context: Context
+) -> Sequence[int]:
     """The prompt's last tokens, as many as the request keeps.
+
+    Args:
+        ids: the prompt.
+        room: tokens that the answer needs at least.
+        body: the request.
+        context: what is served.
 
     Raises:
         ApiError: 400; it keeps none.
@@ -132,7 +140,7 @@ def truncated(ids: Sequence[int], body: SamplingFields, context: Context) -> Seq
         )
         raise bad(msg, "truncate_prompt_tokens")
     if most < 0:
-        most = context.max_len - (body.max_tokens or 1)
+        most = context.max_len - room
     return ids[-most:] if most > 0 else ids
 
 

@@ -1,0 +1,243 @@
+"""Completions: a request becomes a job, chunks become the wire's chunks, results an answer.
+
+Pure functions and values, as in chat.py. A choice's index counts the samples of the first prompt, then
+those of the second, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.api.server.accounting import figures_of, tokens_used, usage_of
+from paceline.api.server.errors import bad, quoted
+from paceline.api.server.head import Head, check_result, head_of
+from paceline.api.server.job import Job
+from paceline.api.server.logprobs import Offsets, TokenNames, completion_logprobs
+from paceline.api.server.prompt_list import prompts_of
+from paceline.api.server.protocol import check_fields
+from paceline.api.server.sampling import params_of, scope_of, token_limit, truncated
+from paceline.api.server.sources import sources_of
+from paceline.api.server.structured import constraint_of
+
+if TYPE_CHECKING:
+    from paceline.api.results import Chunk, Result
+    from paceline.api.server.context import Context
+    from paceline.api.server.protocol_completions import CompletionRequest
+
+KIND = "text_completion"
+DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionCall:
+    """A completion request that was read: the engine's job, and what its answers are made of.
+
+    `echoes`: text of each prompt, which its answers begin with; None: they do not.
+    """
+
+    body: CompletionRequest
+    context: Context
+    job: Job
+    head: Head
+    echoes: Sequence[str] | None
+
+    def stream(self) -> CompletionStream:
+        """What turns the job's chunks into the wire's."""
+        return CompletionStream(self)
+
+    def response(self, results: Sequence[Result]) -> dict[str, Any]:
+        """The whole answer.
+
+        Raises:
+            ApiError: the engine ended an answer before its time.
+        """
+        return response(self, results)
+
+    @property
+    def names(self) -> TokenNames:
+        """How tokens are called in log-probabilities."""
+        as_ids = bool(self.body.return_tokens_as_token_ids)
+        return TokenNames(self.context.tokenizer, as_ids=as_ids)
+
+    def index(self, answer: Chunk | Result) -> int:
+        """Which of the choices an answer is."""
+        return answer.prompt_index * self.job.params.n + answer.sample_index
+
+    def echo(self, answer: Chunk | Result) -> str:
+        """What an answer begins with."""
+        return self.echoes[answer.prompt_index] if self.echoes is not None else ""
+
+    def offsets(self, answer: Chunk | Result) -> Offsets:
+        """Where the tokens of an answer begin."""
+        hides = self.job.params.skip_special_tokens
+        hidden = self.context.tokenizer.special_ids if hides else frozenset[int]()
+        return Offsets(len(self.echo(answer)), hidden)
+
+
+def read(body: CompletionRequest, context: Context, *, tenant: str = "") -> CompletionCall:
+    """Understand a completion request.
+
+    Args:
+        body: the request.
+        context: what is served.
+        tenant: see `sampling.scope_of`.
+
+    Raises:
+        ApiError: 400 or 404; the request cannot be served.
+    """
+    check_fields(body, strict=context.strict)
+    context.check_model(body.model)
+    _refuse(body)
+    special = body.add_special_tokens is not False
+    given = prompts_of(body.prompt, context, add_special_tokens=special)
+    room = body.max_tokens or 1
+    prompts = [truncated(ids, room, body, context) for ids in given]
+    limit = token_limit(body.max_tokens, DEFAULT_MAX_TOKENS, prompts, context)
+    params = params_of(body, context, max_tokens=limit, logprobs=body.logprobs)
+    echoes = None
+    if body.echo:
+        hides = params.skip_special_tokens
+        echoes = [context.tokenizer.decode(ids, skip_special_tokens=hides) for ids in prompts]
+        if isinstance(body.prompt, str) and len(prompts[0]) == len(given[0]):
+            echoes = [body.prompt]  # what was sent, whatever a tokenizer makes of it
+    return CompletionCall(
+        body=body,
+        context=context,
+        job=Job(
+            prompts=prompts,
+            params=params,
+            constraint=constraint_of(body, context.compiler),
+            scope=scope_of(body, tenant),
+        ),
+        head=head_of(body, context, "cmpl-"),
+        echoes=echoes,
+    )
+
+
+def _refuse(body: CompletionRequest) -> None:
+    if body.suffix:
+        msg = "suffix: text is continued, not filled in; leave it out"
+        raise bad(msg, "suffix")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        msg = (
+            f"best_of {quoted(body.best_of)} differs from n {body.n or 1}; every sample that is made "
+            "is returned; leave best_of out, or make it n"
+        )
+        raise bad(msg, "best_of")
+    if body.echo and body.logprobs is not None:
+        msg = (
+            "echo with logprobs asks for log-probabilities of the prompt, which are not computed; "
+            "leave one of the two out"
+        )
+        raise bad(msg, "echo")
+
+
+class CompletionStream:
+    """Turns the chunks of one job into the wire's, in the order in which they come."""
+
+    def __init__(self, call: CompletionCall) -> None:
+        self._call = call
+        self._names = call.names
+        self._offsets: dict[int, Offsets] = {}
+        self._results: list[Result] = []
+        self._generated = 0
+
+    def take(self, chunk: Chunk) -> list[dict[str, Any]]:
+        """The wire's chunks for one chunk of the engine.
+
+        Raises:
+            ApiError: the engine ended the answer before its time.
+        """
+        call, body, result = self._call, self._call.body, chunk.result
+        index, found = call.index(chunk), []
+        self._generated += len(chunk.token_ids)
+        if result is not None:
+            check_result(result)
+            self._results.append(result)
+        if index not in self._offsets:
+            self._offsets[index] = call.offsets(chunk)
+            found += self._first(chunk, index)
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": chunk.text,
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        if chunk.logprobs:
+            offsets = self._offsets[index]
+            choice["logprobs"] = completion_logprobs(chunk.logprobs, self._names, offsets)
+        if body.return_token_ids:
+            choice["token_ids"] = list(chunk.token_ids)
+        if body.wants_sources:
+            choice["paceline"] = sources_of(chunk.token_ids, chunk.sources, call.context)
+        if result is not None:
+            choice |= {"finish_reason": result.finish_reason, "stop_reason": result.stop_reason}
+        told = len(choice) > 4 or choice["logprobs"] is not None
+        if chunk.text or told or body.wants_running_usage:
+            found.append(self._chunk(choice, last=result is not None))
+        return found
+
+    def end(self) -> list[dict[str, Any]]:
+        """What follows the last answer."""
+        if not self._call.body.wants_usage:
+            return []
+        context = self._call.context
+        usage = usage_of(self._results, context)
+        head = self._call.head.fields(KIND)
+        return [head | {"choices": [], "usage": usage} | figures_of(self._results, context)]
+
+    def _first(self, chunk: Chunk, index: int) -> list[dict[str, Any]]:
+        """What comes before an answer: its prompt, as text or as ids."""
+        call, echo = self._call, self._call.echo(chunk)
+        ids = call.body.return_token_ids
+        if not echo and not ids:
+            return []
+        choice = {"index": index, "text": echo, "logprobs": None, "finish_reason": None}
+        if ids:
+            choice["prompt_token_ids"] = list(call.job.prompts[chunk.prompt_index])
+            choice["token_ids"] = []
+        return [self._chunk(choice, last=False)]
+
+    def _chunk(self, choice: dict[str, Any], *, last: bool) -> dict[str, Any]:
+        body, call = self._call.body, self._call
+        found = call.head.fields(KIND) | {"choices": [choice]}
+        if body.wants_running_usage:
+            prompt = sum(len(ids) for ids in call.job.prompts)
+            found["usage"] = tokens_used(prompt, self._generated)
+        elif body.wants_usage:
+            found["usage"] = None
+        if last and not body.wants_usage and len(self._results) == call.job.num_answers:
+            found |= figures_of(self._results, call.context)
+        return found
+
+
+def response(call: CompletionCall, results: Sequence[Result]) -> dict[str, Any]:
+    """The whole answer to a completion request (`CompletionCall.response`)."""
+    for result in results:
+        check_result(result)
+    ordered = sorted(results, key=call.index)
+    found = call.head.fields(KIND) | {
+        "choices": [_choice(call, result) for result in ordered],
+        "usage": usage_of(ordered, call.context),
+    }
+    return found | figures_of(ordered, call.context)
+
+
+def _choice(call: CompletionCall, result: Result) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": call.index(result),
+        "text": call.echo(result) + result.text,
+        "logprobs": None,
+        "finish_reason": result.finish_reason,
+        "stop_reason": result.stop_reason,
+    }
+    if result.logprobs is not None:
+        choice["logprobs"] = completion_logprobs(result.logprobs, call.names, call.offsets(result))
+    if call.body.return_token_ids:
+        choice["token_ids"] = list(result.token_ids)
+        choice["prompt_token_ids"] = list(result.prompt_ids)
+    if call.body.wants_sources:
+        choice["paceline"] = sources_of(result.token_ids, result.sources, call.context)
+    return choice

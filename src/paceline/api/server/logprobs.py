@@ -1,0 +1,105 @@
+"""Log-probabilities of an answer's tokens in OpenAI's two forms: chat's and completions'."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.api.results import Alternative, TokenLogprob
+    from paceline.api.tokenizer import Tokenizer
+
+LEAST = -9999.0  # JSON has no -Infinity; what OpenAI and vLLM write in its place
+
+
+class TokenNames:
+    """How tokens are called: by their text, or "token_id:7" where ids were asked for."""
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids
+
+    def name(self, token: TokenLogprob | Alternative) -> str:
+        """One token's name; bytes that are no character of their own are shown as U+FFFD."""
+        return f"token_id:{token.token_id}" if self._as_ids else token.token
+
+    def data(self, token_id: int) -> bytes:
+        """One token's bytes; joined over an answer they are its UTF-8 text."""
+        return self._tokenizer.token_bytes(token_id)
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob], names: TokenNames) -> dict[str, Any]:
+    """`choices[].logprobs` of chat: an entry per token, with its alternatives."""
+    return {
+        "content": [
+            {
+                **_entry(token, names),
+                "top_logprobs": [_entry(other, names) for other in token.top],
+            }
+            for token in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def _entry(token: TokenLogprob | Alternative, names: TokenNames) -> dict[str, Any]:
+    return {
+        "token": names.name(token),
+        "logprob": _finite(token.logprob),
+        "bytes": list(names.data(token.token_id)),
+    }
+
+
+class Offsets:
+    """Where tokens begin in an answer's text, in characters.
+
+    A token that holds a part of a character begins where that character does.
+
+    Args:
+        start: characters before the answer: the prompt's, where it is echoed.
+        hidden: ids that the text leaves out.
+    """
+
+    def __init__(self, start: int, hidden: frozenset[int]) -> None:
+        self._at = start
+        self._hidden = hidden
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def take(self, token_id: int, data: bytes) -> int:
+        """Where the next token begins."""
+        at = self._at
+        if token_id not in self._hidden:
+            self._at += len(self._decoder.decode(data))
+        return at
+
+
+def completion_logprobs(
+    tokens: Iterable[TokenLogprob], names: TokenNames, offsets: Offsets
+) -> dict[str, Any]:
+    """`choices[].logprobs` of completions: four lists in step.
+
+    The alternatives of a place hold the emitted token too, as OpenAI's do; of alternatives with one
+    name the likeliest counts.
+    """
+    found: dict[str, Any] = {
+        "tokens": [],
+        "token_logprobs": [],
+        "top_logprobs": [],
+        "text_offset": [],
+    }
+    for token in tokens:
+        name, logprob = names.name(token), _finite(token.logprob)
+        found["tokens"].append(name)
+        found["token_logprobs"].append(logprob)
+        top: dict[str, float] = {}
+        for other in token.top:
+            top.setdefault(names.name(other), _finite(other.logprob))
+        top.setdefault(name, logprob)
+        found["top_logprobs"].append(top)
+        found["text_offset"].append(offsets.take(token.token_id, names.data(token.token_id)))
+    return found
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LEAST) if logprob == logprob else LEAST  # noqa: PLR0124 (NaN is not itself)

@@ -1,0 +1,95 @@
+"""Tokens of a text and text of tokens, and the cards of what is served: the small answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.api.server.conversation import rendered
+from paceline.api.server.errors import api_error, bad
+from paceline.api.server.protocol import check_fields
+from paceline.api.server.sampling import check_ids
+from paceline.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from paceline.api.server.context import Context
+    from paceline.api.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
+
+
+def tokenize(body: TokenizeRequest, context: Context) -> dict[str, Any]:
+    """Tokens of a text, or of a conversation as the model sees it.
+
+    Raises:
+        ApiError: 400 or 404; neither or both are given, or it is not valid.
+    """
+    check_fields(body, strict=context.strict)
+    context.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        msg = "give `prompt` (text) or `messages` (a conversation); one of them is possible"
+        raise bad(msg, "prompt")
+    text, special = body.prompt, body.add_special_tokens is not False
+    if body.messages is not None:
+        text, special = _conversation(body, context), bool(body.add_special_tokens)
+    assert text is not None, "one of the two is given"
+    try:
+        ids = context.tokenizer.encode(text, add_special_tokens=special)
+    except RequestError as error:
+        raise api_error(error, param="prompt") from error
+    found: dict[str, Any] = {"count": len(ids), "max_model_len": context.max_len, "tokens": ids}
+    if body.return_token_strs:
+        found["token_strs"] = [context.tokenizer.token_text(token_id) for token_id in ids]
+    return found
+
+
+def _conversation(body: TokenizeRequest, context: Context) -> str:
+    assert body.messages is not None, "messages are given"
+    if not body.messages:
+        msg = "messages is empty; at least one message is needed; add one"
+        raise bad(msg, "messages")
+    return rendered(
+        body.messages,
+        context.tokenizer,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        variables={"tools": body.tools} if body.tools else None,
+        kwargs=body.chat_template_kwargs,
+    )
+
+
+def detokenize(body: DetokenizeRequest, context: Context) -> dict[str, Any]:
+    """Text of tokens, special ones included; under vLLM's name and llama.cpp's.
+
+    Raises:
+        ApiError: 400 or 404; an id is not in the vocabulary.
+    """
+    check_fields(body, strict=context.strict)
+    context.check_model(body.model)
+    check_ids("tokens", body.tokens, context.vocab_size)
+    text = context.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    return {"prompt": text, "content": text}
+
+
+def model_list(context: Context) -> dict[str, Any]:
+    """All names under which the model is served."""
+    return {"object": "list", "data": [_card(name, context) for name in context.model_names]}
+
+
+def model_card(name: str, context: Context) -> dict[str, Any]:
+    """One name's card.
+
+    Raises:
+        ApiError: 404; nothing is served under it.
+    """
+    context.check_model(name)
+    return _card(name, context)
+
+
+def _card(name: str, context: Context) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": context.created,
+        "owned_by": "paceline",
+        "root": context.model,
+        "parent": None,
+        "max_model_len": context.max_len,
+    }
