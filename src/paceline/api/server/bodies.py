@@ -1,0 +1,99 @@
+"""Request bodies: from bytes to a checked model, off the event loop, and their place in /openapi.json.
+
+Bodies are read here and not by the framework: numbers that JSON does not have (NaN, Infinity, 1e999) and
+numbers without end are refused wherever they stand, and a long body holds up nobody else.
+Not for: how long or deep a body may be (limits.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+
+from paceline.api.server.errors import bad, shown, validation_error
+
+B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
+
+
+async def understood(request: Request, model: type[B], read: Callable[[B], T]) -> T:
+    """What a request asks, read in a thread: its body is parsed, checked and turned into `T`.
+
+    Args:
+        request: its body is JSON.
+        model: what the body must be.
+        read: pure; may take as long as it takes to tokenize a prompt or compile a constraint.
+
+    Raises:
+        ApiError: 400, or what `read` raises.
+    """
+    body = await request.body()
+    return await asyncio.to_thread(lambda: read(parsed(body, model)))
+
+
+def parsed(body: bytes, model: type[B]) -> B:
+    """A body as the model that it must be.
+
+    Raises:
+        ApiError: 400; it is not JSON, or not what the model asks for.
+    """
+    try:
+        return model.model_validate(_json(body))
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False)
+        raise validation_error([dict(entry) for entry in errors]) from error
+
+
+def _json(body: bytes) -> object:
+    cause: Exception
+    try:
+        return json.loads(body, parse_constant=_no_constant, parse_float=_float)
+    except json.JSONDecodeError as error:
+        why, cause = f"{error.msg} at line {error.lineno}, column {error.colno}", error
+    except UnicodeDecodeError as error:
+        why, cause = f"byte {error.start} is no UTF-8", error
+    except RecursionError as error:
+        why, cause = "it is nested too deeply", error
+    except ValueError as error:
+        why, cause = str(error), error
+    msg = f"the body is no JSON: {shown(why)}; send a JSON object, encoded as UTF-8"
+    raise bad(msg, None) from cause
+
+
+def _no_constant(name: str) -> float:
+    msg = f"{name} is no number of JSON"
+    raise ValueError(msg)
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        msg = f"{text[:40]} is too large a number"
+        raise ValueError(msg)
+    return value
+
+
+def body_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """What /openapi.json says about the body of a path (`openapi_extra`)."""
+    schema = model.model_json_schema()
+    parts = schema.pop("$defs", {})
+    content = {"application/json": {"schema": _inlined(schema, parts)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(schema: Any, parts: dict[str, Any]) -> Any:
+    """The schema with its parts in the places that refer to them; no part holds itself."""
+    if isinstance(schema, list):
+        return [_inlined(item, parts) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        return _inlined(parts[schema["$ref"].rpartition("/")[2]] | rest, parts)
+    return {key: _inlined(value, parts) for key, value in schema.items()}
