@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from paceline.bench.run import Settings
-from paceline.cli import bench_steps
+from paceline.cli import bench_serve, bench_steps
 from paceline.cli.console import epilogue, in_paragraphs, notes, progress
 from paceline.cli.flags import SpecChoices, with_flags
 from paceline.cli.workbench import AsJson
@@ -24,6 +24,7 @@ _EXAMPLES = (
     "paceline bench question.jsonl --category qa --limit 10 --temperature 1 --repeats 3",
     "paceline bench HumanEval.jsonl.gz --raw --concurrency 8 > record.json",
     "paceline bench steps --help   (single steps, from a configuration alone)",
+    "paceline bench serve --help   (an OpenAI-compatible server)",
 )
 
 
@@ -124,6 +125,12 @@ BENCH.command(
     name="steps",
     help=in_paragraphs(bench_steps.steps.__doc__),
     help_epilogue=epilogue(bench_steps.EXAMPLES),
+)
+BENCH.command(
+    bench_serve.serve,
+    name="serve",
+    help=in_paragraphs(bench_serve.serve.__doc__),
+    help_epilogue=epilogue(bench_serve.EXAMPLES),
 )
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 from pathlib import Path
 
-# The package's own variables; CC and OMP_NUM_THREADS are the compiler's and OpenMP's, and honoured.
+# The package's own variables; CC, OMP_NUM_THREADS and OPENAI_API_KEY are others', and honoured.
 VARIABLES = ("PACELINE_LOG", "PACELINE_LOG_OPS", "PACELINE_NATIVE", "PACELINE_CACHE")
 
 
@@ -54,3 +54,8 @@ def openmp_threads() -> int | None:
     """OMP_NUM_THREADS, the usual way to ask for fewer threads than there are cores."""
     stated = os.environ.get("OMP_NUM_THREADS", "")
     return int(stated) if stated.isdecimal() and int(stated) > 0 else None
+
+
+def openai_key() -> str | None:
+    """OPENAI_API_KEY: the key that clients of OpenAI-compatible servers send by default."""
+    return os.environ.get("OPENAI_API_KEY") or None

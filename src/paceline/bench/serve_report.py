@@ -1,0 +1,285 @@
+"""Records, tables and warnings of server benches. Makes them; printing is the command line's."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import cast
+
+from rich.table import Table
+
+from paceline.bench.serve_prompts import RandomPrompts
+from paceline.bench.serve_run import ServeReport, ServeRun, ServeSettings, completed
+from paceline.bench.serve_summary import METRICS, PERCENTILES, Json, summarise
+from paceline.bench.workload import Workload
+
+SCHEMA = "paceline-bench-serve/1"
+_FEW = 2  # requests per place of a closed loop, below which its start and end weigh
+_CACHED = 0.1  # share of prompt tokens
+_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "chunk gap", "e2el": "E2E"}
+CONVENTIONS: Mapping[str, Json] = {
+    "ttft": "request sent (connecting included) to first content",
+    "tpot": "(E2E - TTFT) / (output tokens - 1) of each request; tokens by the server's usage",
+    "itl": "gap between chunks with content; a chunk may hold several tokens, or half a one",
+    "e2el": "request sent to the last chunk of the answer",
+    "std": "of these values, not of a population",
+    "percentiles": "linear between the nearest two",
+    "acceptance_length": "tokens per verify step, bonus included, all steps pooled",
+    "acceptance_rate": "accepted share of the drafted tokens, in percent",
+    "per_position_acceptance_rates": "share of steps that accepted at least 1, 2, ... tokens",
+    "failed requests": "are in no figure but their number",
+}
+RANDOM_IDS = "prompts are random token ids: speed is measured, but what is accepted of drafts says nothing about text"
+INFLATES = (
+    "ignore_eos or min_tokens with real prompts: text after the end of an answer repeats itself and "
+    "inflates accept length"
+)
+
+
+def warnings_of(
+    report: ServeReport, settings: ServeSettings, workload: Workload | RandomPrompts
+) -> list[str]:
+    """What a reader of the figures must know."""
+    found = []
+    if isinstance(workload, RandomPrompts):
+        found.append(RANDOM_IDS)
+    else:
+        bodies = [{**settings.extra, **variant} for variant in settings.variants.values()]
+        if any(body.get("ignore_eos") or body.get("min_tokens") for body in bodies):
+            found.append(INFLATES)
+        asked = settings.num_prompts
+        if asked > len(workload.prompts):
+            found.append(
+                f"prompts come again: {asked} requests from {len(workload.prompts)} prompts; what "
+                "the server remembers of the first time makes the second one faster"
+            )
+    if not settings.salt and len(report.runs) > 1:
+        found.append(
+            "no cache_salt: runs may profit from what those before left in the server's prefix "
+            "cache and suffix tree"
+        )
+    short = [
+        load.concurrency
+        for load in settings.loads
+        if load.concurrency is not None and settings.num_prompts < _FEW * load.concurrency
+    ]
+    if short:
+        found.append(
+            f"few requests ({settings.num_prompts}) for {', '.join(map(str, short))} at a time: a run's "
+            "start and end weigh; ask for more with --num-prompts"
+        )
+    for run in report.runs:
+        found += [f"{label(run)}: {said}" for said in _of_run(run)]
+    return found
+
+
+def _of_run(run: ServeRun) -> list[str]:
+    good = completed(run)
+    found = []
+    unknown = sum(a.output_tokens is None for a in good)
+    if unknown:
+        found.append(
+            f"{unknown} of {len(good)} answers came without usage: they have no TPOT, and there is "
+            "no output throughput; chunks are not counted in place of tokens"
+        )
+    cached = sum(a.cached_tokens or 0 for a in good)
+    prompt = sum(a.prompt_tokens or 0 for a in good)
+    if cached > _CACHED * prompt:
+        found.append(
+            f"{cached / prompt:.0%} of the prompt tokens came from the server's prefix cache"
+        )
+    complaint = run.measured.complaint()
+    contradiction = None if run.counters is None else run.counters.contradiction()
+    return [*found, *(said for said in (complaint, contradiction, run.note) if said)]
+
+
+def label(run: ServeRun) -> str:
+    """Which run, in words."""
+    variant = f"{run.variant}, " if run.variant else ""
+    repeat = f", repeat {run.repeat + 1}" if run.repeat else ""
+    return f"{variant}{run.load}{repeat}"
+
+
+def broken(report: ServeReport) -> str | None:
+    """Why the whole bench failed: nothing completed, or counters that contradict each other."""
+    for run in report.runs:
+        if not completed(run):
+            return f"{label(run)}: no request completed"
+        if run.counters is not None and (said := run.counters.contradiction()):
+            return f"{label(run)}: {said}"
+    return None
+
+
+def record(
+    report: ServeReport,
+    settings: ServeSettings,
+    workload: Workload | RandomPrompts,
+    *,
+    command: Sequence[str],
+    warnings: Sequence[str] = (),
+    detailed: bool = False,
+) -> dict[str, Json]:
+    """The record: `results` has one entry per run with vLLM's keys, `summary` one per variant and load.
+
+    Args:
+        report: what was measured.
+        settings: how.
+        workload: what was asked.
+        command: how the bench was started, without secrets.
+        warnings: of `warnings_of`.
+        detailed: keep the figures of every request.
+    """
+    import torch
+
+    from paceline.bench.machine import machine, source, versions
+
+    date = dt.datetime.now(dt.UTC)
+    common: dict[str, Json] = {
+        "date": date.strftime("%Y%m%d-%H%M%S"),
+        "endpoint_type": "openai-chat" if settings.endpoint == "chat" else "openai",
+        "model_id": report.model,
+    }
+    return {
+        "schema": SCHEMA,
+        "date": date.isoformat(timespec="seconds"),
+        "command": list[Json](command),
+        **source(),
+        "versions": versions(),
+        "client_machine": machine(torch.device("cpu")),
+        "server": {"url": settings.url, "model": report.model, **report.server},
+        "workload": _describe(workload),
+        "settings": _settings(settings),
+        "conventions": dict(CONVENTIONS),
+        "warnings": list[Json](warnings),
+        "summary": list[Json](summaries(report, settings)),
+        "results": [
+            _rounded(common | summarise(run, settings.goodput, detailed=detailed))
+            for run in report.runs
+        ],
+    }
+
+
+def summaries(report: ServeReport, settings: ServeSettings) -> list[dict[str, Json]]:
+    """Per variant and load: medians over repeats, and the speed against the first variant."""
+    piles: dict[tuple[str, int], list[dict[str, Json]]] = {}
+    for run in report.runs:
+        place = (run.variant, list(settings.loads).index(run.load))
+        piles.setdefault(place, []).append(summarise(run, settings.goodput))
+    first = next(iter(settings.variants))
+    made: list[dict[str, Json]] = []
+    for (variant, number), pile in sorted(piles.items(), key=lambda item: item[0][1]):
+        speeds = _numbers(pile, "output_throughput")
+        plain = _numbers(piles.get((first, number), []), "output_throughput")
+        row: dict[str, Json] = {
+            "variant": variant,
+            "max_concurrency": pile[0]["max_concurrency"],
+            "request_rate": pile[0]["request_rate"],
+            "repeats": len(pile),
+            "completed": sum(cast("int", p["completed"]) for p in pile),
+            "failed": sum(cast("int", p["failed"]) for p in pile),
+            "acceptance_length": _median(
+                _numbers(pile, "spec_decode_acceptance_length")
+                or _numbers(pile, "answers_acceptance_length")
+            ),
+            "spread": (max(speeds) - min(speeds)) / median(speeds) if len(speeds) > 1 else None,
+            "over_first_variant": median(speeds) / median(plain) if speeds and plain else None,
+        }
+        keys = ["output_throughput", "total_token_throughput", "request_throughput"]
+        keys += [f"{p}_{m}_ms" for m in METRICS for p in ("mean", "p50", "p99")]
+        keys += ["request_goodput"] if settings.goodput else []
+        row |= {key: _median(_numbers(pile, key)) for key in keys}
+        made.append(cast("dict[str, Json]", _rounded(row)))
+    return made
+
+
+def table(rows: Sequence[Mapping[str, Json]]) -> Table:
+    """A row per variant and load."""
+    shown = Table(title="milliseconds as p50 / p99; medians over repeats", title_justify="left")
+    variants = {row["variant"] for row in rows}
+    spread = any(row["spread"] is not None for row in rows)
+    goodput = any("request_goodput" in row for row in rows)
+    heads = ["variant"] * (len(variants) > 1) + ["load", "done", "failed", "req/s", "output tok/s"]
+    heads += ["spread"] * spread + ["times first"] * (len(variants) > 1) + ["good/s"] * goodput
+    for head in [*heads, *(_NAMES[m] for m in METRICS), "accept length"]:
+        shown.add_column(head, justify="left" if head in {"variant", "load"} else "right")
+    for row in rows:
+        closed = row["max_concurrency"] is not None
+        load = (
+            f"{row['max_concurrency']} at a time" if closed else f"{row['request_rate']} a second"
+        )
+        cells = [str(row["variant"])] * (len(variants) > 1)
+        cells += [load, str(row["completed"]), str(row["failed"])]
+        cells += [_cell(row["request_throughput"], 2), _cell(row["output_throughput"], 1)]
+        cells += [_cell(row["spread"], 3)] * spread
+        cells += [_cell(row["over_first_variant"], 2)] * (len(variants) > 1)
+        cells += [_cell(row.get("request_goodput"), 2)] * goodput
+        for m in METRICS:
+            cells.append(f"{_cell(row[f'p50_{m}_ms'], 1)} / {_cell(row[f'p99_{m}_ms'], 1)}")
+        shown.add_row(*cells, _cell(row["acceptance_length"], 2))
+    return shown
+
+
+def details(result: Mapping[str, Json]) -> Table:
+    """One run's distributions: a row per metric."""
+    shown = Table(title="milliseconds", title_justify="left")
+    names = ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES if p != 50))
+    shown.add_column("")
+    for name in names:
+        shown.add_column(name, justify="right")
+    for m in METRICS:
+        shown.add_row(_NAMES[m], *(_cell(result[f"{name}_{m}_ms"], 2) for name in names))
+    return shown
+
+
+def failure_lines(results: Sequence[Mapping[str, Json]]) -> list[str]:
+    """Failures of all runs by kind, each with what was said."""
+    counts: dict[str, int] = {}
+    said: dict[str, dict[str, None]] = {}
+    for result in results:
+        for kind, found in cast("dict[str, dict[str, Json]]", result["failures"]).items():
+            counts[kind] = counts.get(kind, 0) + cast("int", found["count"])
+            said.setdefault(kind, {}).update(dict.fromkeys(cast("list[str]", found["messages"])))
+    return [f"{counts[kind]} failed, {kind}: {'; '.join(list(said[kind])[:3])}" for kind in counts]
+
+
+def _describe(workload: Workload | RandomPrompts) -> Json:
+    if isinstance(workload, RandomPrompts):
+        return {"random": dict(asdict(workload))}
+    from paceline.bench.report import describe
+
+    return describe(workload)
+
+
+def _settings(settings: ServeSettings) -> Json:
+    given = asdict(settings)
+    del given["url"], given["loads"]
+    given["max_concurrency"] = [load.concurrency for load in settings.loads]
+    given["request_rate"] = [
+        "inf" if load.rate == float("inf") else load.rate for load in settings.loads
+    ]
+    given["burstiness"] = settings.loads[0].burstiness
+    return cast("Json", given)
+
+
+def _numbers(pile: Sequence[Mapping[str, Json]], key: str) -> list[float]:
+    found = [p.get(key) for p in pile]
+    return [value for value in found if isinstance(value, int | float)]
+
+
+def _median(numbers: Sequence[float]) -> float | None:
+    return median(numbers) if numbers else None
+
+
+def _cell(value: Json, digits: int) -> str:
+    return f"{value:.{digits}f}" if isinstance(value, int | float) else "-"
+
+
+def _rounded(value: Json) -> Json:
+    """Floats rounded to what was measured: microseconds, of milliseconds nanoseconds."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return round(value, 6) if isinstance(value, float) else value
