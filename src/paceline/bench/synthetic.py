@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import ConfigError
+from paceline.core.request import Grammar
 from paceline.core.tree import DraftTree, Selection, Verdict
 from paceline.sample.options import SamplingTable
 from paceline.sample.sampler import Head
@@ -58,9 +59,13 @@ class SyntheticWalk:
         rows: Tensor,
         lens: Tensor,
         host_rows: Sequence[int],
+        allowed: Tensor | None = None,
+        grammars: Sequence[Grammar | None] = (),
         /,
     ) -> Verdict:
         """Walk, and replace where the walk ended. Nobody may have asked for log-probabilities."""
+        assert allowed is None, "a path of given lengths obeys no grammar"
+        assert not grammars, "the same"
         told = verify(tree, selection, hidden, head, table, rows, lens, host_rows)
         assert told.logprobs is None, "a synthetic path has no log-probabilities"
         phase = self._phase[rows]

@@ -82,10 +82,15 @@ class Stopper(Protocol):
 
 
 class Grammar(Protocol):
-    """Constrains what may be emitted next; states are moved along a draft path and back."""
+    """Constrains what may be emitted next; its state is moved along a draft path and back.
 
-    def mask(self) -> Sequence[int]:
-        """Return ceil(V / 32) words of allowed-token bits for the current state."""
+    One request's own, used by one thread at a time. V is the model's vocabulary. Whatever a method raises
+    ends the request with an error; others go on. An implementation is drafter-invariant if the same
+    tokens lead to the same state whatever was tried and taken back in between.
+    """
+
+    def mask(self) -> bytes:
+        """Return ceil(V / 32) little-endian 32-bit words: bit t of them all is set if token t may follow."""
         ...
 
     def advance(self, token_id: int) -> bool:
@@ -94,6 +99,13 @@ class Grammar(Protocol):
 
     def rollback(self, num_tokens: int) -> None:
         """Take back the last `num_tokens` tokens."""
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """Return tokens that are likely to come next because the text's next bytes are known.
+
+        Only a guess: other tokens may spell the same bytes. Empty where nothing is known.
+        """
         ...
 
 
@@ -140,6 +152,7 @@ class RequestStats:
     queue_s: float
     prefill_s: float
     decode_s: float
+    num_forced: int = 0  # accepted draft nodes that the request's grammar proposed
 
     @property
     def accept_length(self) -> float:

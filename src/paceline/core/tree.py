@@ -18,6 +18,7 @@ from torch import Tensor
 _WORD = 64
 NEG_INF = float("-inf")
 NOT_FINITE = -2  # in place of a token: no token can be chosen, see `Verdict`
+FORCED = 6  # in `sources`: the request's grammar proposed the node, no drafter did
 
 
 def num_words(num_nodes: int) -> int:

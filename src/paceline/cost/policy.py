@@ -139,9 +139,11 @@ class Policy:
 
         Yes if drafting pays or a probe is due, unless plain decoding has to be measured.
         """
-        if self._unmeasured >= self._plain_wait:
-            return False
-        return self._paying or self._left <= 0
+        return not self.wants_plain() and (self._paying or self._left <= 0)
+
+    def wants_plain(self) -> bool:
+        """Whether this step has to measure plain decoding."""
+        return self._unmeasured >= self._plain_wait
 
     def skip(self, keys: Sequence[Hashable]) -> Choice:
         """The choice of a step whose drafter was not asked: plain decoding.

@@ -19,11 +19,12 @@ class Drafted:
     """What a step verifies: one proposal per row, and the policy's choice behind it.
 
     On a GPU a network's trees are grown inside the step, all of each is verified, and `proposals` are
-    empty.
+    empty; in a step with a grammar's row the host reads them all the same (`read`).
     """
 
     proposals: tuple[Proposal, ...]
     grown: bool = False
+    read: bool = False
     choice: Choice | None = None  # None: nothing to learn from
     offered: tuple[Proposal, ...] = ()  # one per row, before the choice; empty: nobody was asked
     aside: bool = False  # asked though the policy would not have it; nothing of it is verified
@@ -38,6 +39,10 @@ class Control:
     def wants_drafts(self) -> bool:
         """Whether to ask the drafter in this step at all."""
         return self._policy is None or self._policy.wants_drafts()
+
+    def wants_plain(self) -> bool:
+        """Whether this step must verify no draft at all, because plain decoding has to be measured."""
+        return self._policy is not None and self._policy.wants_plain()
 
     def skip(self, keys: Sequence[str]) -> Drafted:
         """A step without drafts, because the drafter was not asked."""

@@ -22,6 +22,7 @@ class Counters:
     num_drafts: int = 0  # row-steps with at least one draft node
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_forced_tokens: int = 0  # of the accepted ones, those that a grammar proposed
     accepted_per_pos: list[int] = field(default_factory=list)
 
     def record_pass(self, plan: StepPlan) -> None:
@@ -32,12 +33,13 @@ class Counters:
         else:
             self.num_block_steps += 1
 
-    def record_row(self, drafted: int, accepted: int) -> None:
+    def record_row(self, drafted: int, accepted: int, forced: int) -> None:
         """Count one row's verify."""
         if drafted:
             self.num_drafts += 1
             self.num_draft_tokens += drafted
             self.num_accepted_tokens += accepted
+            self.num_forced_tokens += forced
         while len(self.accepted_per_pos) < accepted:
             self.accepted_per_pos.append(0)
         for i in range(accepted):
@@ -53,4 +55,5 @@ class Counters:
             "spec_decode_num_drafts": float(self.num_drafts),
             "spec_decode_num_draft_tokens": float(self.num_draft_tokens),
             "spec_decode_num_accepted_tokens": float(self.num_accepted_tokens),
+            "spec_decode_num_forced_tokens": float(self.num_forced_tokens),
         }

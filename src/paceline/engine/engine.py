@@ -3,8 +3,8 @@
     step():  schedule -> (propose -> select -> verify -> walk -> move -> commit) -> read -> observe
 
 There is one decode path, the verify of a tree; plain decoding is a tree of one node. On a CPU, and
-whenever the host must see results first (host drafters, stop strings), a step's results are read
-at once (lag 0). Otherwise they are read one step later, so that a GPU never waits for the host.
+whenever the host must see results first (host drafters, grammars), a step's results are read at once
+(lag 0). Otherwise they are read one step later, so that a GPU never waits for the host.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from paceline.engine.build import build_parts, load_target, resolve
 from paceline.engine.choice import choose_drafter
 from paceline.engine.counters import Counters
 from paceline.engine.fitness import vet
+from paceline.engine.guides import Guide
 from paceline.engine.launch import Launcher, Pending
 from paceline.engine.limits import kernels_refused, within_memory
 from paceline.engine.memory import warm_config
@@ -219,7 +220,8 @@ class Engine:
         if request.id in self._sequences:
             msg = f"request id {request.id!r} is in use; give each request an id of its own"
             raise RequestError(msg)
-        check_request(request, self.model_config.vocab_size, self.max_len)
+        vocab_size = self.model_config.vocab_size
+        check_request(request, vocab_size, self.max_len)
         self._parts.rows.options.check(request.params)
         seed = self.draw_seed() if request.params.seed is None else request.params.seed
         sequence = Sequence(
@@ -228,6 +230,7 @@ class Engine:
             limit=min(len(request.prompt_ids) + request.params.max_tokens, self.max_len),
             arrival=self._arrivals,
             tokens=list(request.prompt_ids),
+            guide=None if request.grammar is None else Guide(request.grammar, vocab_size),
         )
         self._arrivals += 1
         self._sequences[request.id] = sequence
@@ -253,7 +256,8 @@ class Engine:
         plan = self._scheduler.schedule(self._max_draft)
         if plan is not None:
             self._pending.append(self._launcher.launch(plan))
-        while self._pending and (plan is None or len(self._pending) > self.lag):
+        lag = 0 if self._scheduler.has_grammar else self.lag
+        while self._pending and (plan is None or len(self._pending) > lag):
             outputs += self._reader.read(self._pending.popleft())
         return outputs
 

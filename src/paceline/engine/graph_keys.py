@@ -38,6 +38,7 @@ class GraphKey:
     pages: int  # padded
     options: int  # word of the sampling options in play
     num_logprobs: int
+    masked: bool = False  # a grammar says which tokens are allowed at each node
 
     def __str__(self) -> str:
         rows, tokens = (
@@ -47,6 +48,7 @@ class GraphKey:
         return (
             f"a step of {rows}, {tokens} (trees: {self.trees.value}) with up to {self.pages} pages a row, "
             f"sampling options {self.options:#x}, log-probabilities {self.num_logprobs}"
+            f"{', a grammar' if self.masked else ''}"
         )
 
 
@@ -69,6 +71,7 @@ class Ladder:
         pages: int,
         options: int,
         num_logprobs: int,
+        masked: bool = False,
     ) -> GraphKey:
         """The graph that serves a step.
 
@@ -79,6 +82,7 @@ class Ladder:
             pages: of a row that the step may look at.
             options: word of the sampling options in play.
             num_logprobs: most that a row asks for; -1: none.
+            masked: whether a row has a grammar.
         """
         padded = next(n for n in self.rows() if n >= rows)
         return GraphKey(
@@ -88,6 +92,7 @@ class Ladder:
             pages=min(max(_LEAST_PAGES, power_of_two(pages)), self.max_pages),
             options=options,
             num_logprobs=num_logprobs,
+            masked=masked,
         )
 
     def rows(self) -> list[int]:

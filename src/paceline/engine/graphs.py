@@ -111,6 +111,7 @@ class GraphCache:
         self._recorder = recorder
         self._given = TreePlaces(ladder.num_rows, ladder.max_nodes, rows.device)
         self._inputs: dict[int, _Inputs] = {}  # by padded rows
+        self._allowed: dict[int, Tensor] = {}  # by padded tokens [T, W] int32, for grammars
         self._graphs: dict[GraphKey, Recorded] = {}
         self._too_large: set[GraphKey] = set()
         self.num_eager = 0
@@ -136,6 +137,7 @@ class GraphCache:
         caps: Sequence[int] = (),
         roots: Sequence[int] = (),
         proposals: Sequence[Proposal] = (),
+        allowed: Tensor | None = None,
     ) -> StepTensors | None:
         """Launch a step of these rows; None if no graph of it can be made, which is counted.
 
@@ -146,6 +148,7 @@ class GraphCache:
             caps: GROWN: most draft nodes of each row.
             roots: GIVEN: the rows' next tokens.
             proposals: GIVEN: one for each row.
+            allowed: [nodes, W] int32 grammar bits of the rows' nodes, on the device; not with GROWN.
         """
         options = self._rows.options
         key = self.ladder.key(
@@ -155,6 +158,7 @@ class GraphCache:
             pages=num_pages,
             options=options.in_play(host_rows),
             num_logprobs=options.num_logprobs(host_rows),
+            masked=allowed is not None,
         )
         recorded = self._graphs.get(key) or self._on_demand(key)
         if recorded is None:
@@ -163,6 +167,8 @@ class GraphCache:
         if trees is Trees.GIVEN:
             self._given.write(roots, proposals)
             caps = [len(p.tokens) for p in proposals]
+        if allowed is not None:
+            self._allowed[key.tokens][: len(allowed)].copy_(allowed, non_blocking=True)
         self._inputs[key.rows].write(host_rows, caps)
         return recorded.replay().first(len(host_rows))
 
@@ -179,6 +185,7 @@ class GraphCache:
             self._inputs[key.rows] = _Inputs(key.rows, self._spare, self._rows.device)
         inputs = self._inputs[key.rows]
         inputs.write([], [])
+        allowed = self._place_of_masks(key.tokens) if key.masked else None
 
         def step() -> StepTensors:
             self._rows.num_pages = key.pages
@@ -195,6 +202,7 @@ class GraphCache:
                     silent,
                     self._observe,
                     self._walk,
+                    allowed,
                 ).joined()
 
         recorded = self._recorder.record(step)
@@ -233,6 +241,14 @@ class GraphCache:
                 REMEDY,
             )
         return recorded
+
+    def _place_of_masks(self, num_tokens: int) -> Tensor:
+        """Memory of grammars' bits for a step of so many tokens; only steps with a grammar take any."""
+        if num_tokens not in self._allowed:
+            words = -(-self._rows.options.vocab_size // 32)
+            place = torch.full((num_tokens, words), -1, dtype=torch.int32, device=self._rows.device)
+            self._allowed[num_tokens] = place
+        return self._allowed[num_tokens]
 
     def _tree(self, trees: Trees, row_ids: Tensor) -> DraftTree:
         if trees is Trees.GIVEN:

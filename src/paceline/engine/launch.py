@@ -13,19 +13,24 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.core.batch import ForwardMode
-from paceline.core.tree import EMPTY, from_proposals, root
-from paceline.engine.control import Control, Drafted
+from paceline.core.tree import EMPTY, from_proposals, proposals_of, root
+from paceline.draft.best_nodes import best_of
+from paceline.engine.control import Control, Drafted, prune
 from paceline.engine.graph_keys import Ladder, Trees
 from paceline.engine.graphs import CudaRecorder, GraphCache
+from paceline.engine.guides import any_of, forced_of, masks_of, shaped
 from paceline.engine.plan import StepPlan
 from paceline.engine.sequence import Phase
 from paceline.engine.step import StepTensors, block_step, extend_step
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
     from paceline.core.stages import Stages
-    from paceline.core.tree import DraftTree
+    from paceline.core.tree import DraftTree, Proposal
     from paceline.engine.build import Parts
     from paceline.engine.graphs import Recorder
+    from paceline.engine.guides import Guide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +65,14 @@ class Launcher:
         """Start the step; its rows have a step in flight until the result is read."""
         self._rows.apply()
         if plan.mode is ForwardMode.EXTEND:
+            picking = [c.sequence.guide for c in plan.chunks if c.picks]
             tensors = extend_step(
-                plan.chunks, self._rows, self._target, self._stages, self._observe
+                plan.chunks,
+                self._rows,
+                self._target,
+                self._stages,
+                self._observe,
+                self._masks(picking, [EMPTY] * len(picking)),
             )
             for chunk in plan.chunks:
                 chunk.sequence.num_cached = chunk.start + chunk.count
@@ -79,14 +90,21 @@ class Launcher:
                 drafted = self._propose(plan, host_rows, row_ids)
             started = time.perf_counter()
             tree, num_tokens = self._tree(plan, drafted, row_ids)
-            tensors = self._eager(plan, host_rows, row_ids, tree, num_tokens)
+            tensors = self._eager(plan, drafted, host_rows, row_ids, tree, num_tokens)
         else:
             drafted = self._propose(plan, host_rows, torch.empty(0, dtype=torch.int64))
             started = time.perf_counter()
-            tensors = self._captured(self.graphs, plan, drafted, host_rows)
+            if (
+                drafted.read
+            ):  # what the drafter noted when asked lies at no place that a graph knows
+                self.graphs.num_eager += 1
+                tensors = None
+            else:
+                tensors = self._captured(self.graphs, plan, drafted, host_rows)
             if tensors is None:
                 row_ids = self._row_ids(host_rows)
-                tensors = self._eager(plan, host_rows, row_ids, *self._tree(plan, drafted, row_ids))
+                tree, num_tokens = self._tree(plan, drafted, row_ids)
+                tensors = self._eager(plan, drafted, host_rows, row_ids, tree, num_tokens)
         for sequence in plan.sequences:
             sequence.in_flight += 1
         return self._copied(
@@ -105,12 +123,16 @@ class Launcher:
     def _eager(
         self,
         plan: StepPlan,
+        drafted: Drafted,
         host_rows: list[int],
         row_ids: torch.Tensor,
         tree: DraftTree,
         num_tokens: int,
     ) -> StepTensors:
         """Run a step operation by operation."""
+        guides = plan.guides
+        along = self.graphs is None and self._rows.device.type == "cpu" and any_of(guides)
+        allowed = None if along else self._masks(guides, drafted.proposals)
         return block_step(
             tree,
             row_ids,
@@ -123,6 +145,8 @@ class Launcher:
             self._stages,
             self._observe,
             self._walk,
+            allowed,
+            guides if along else (),
         )
 
     def _captured(
@@ -132,12 +156,26 @@ class Launcher:
         num_pages = self._rows.num_pages
         if drafted.grown:
             return graphs.launch(Trees.GROWN, host_rows, num_pages, caps=plan.budgets)
+        allowed = self._masks(plan.guides, drafted.proposals)
         if not any(p.tokens for p in drafted.proposals):
-            return graphs.launch(Trees.ROOT, host_rows, num_pages)
-        roots = [s.tokens[-1] for s in plan.sequences]
+            return graphs.launch(Trees.ROOT, host_rows, num_pages, allowed=allowed)
         return graphs.launch(
-            Trees.GIVEN, host_rows, num_pages, roots=roots, proposals=drafted.proposals
+            Trees.GIVEN,
+            host_rows,
+            num_pages,
+            roots=[s.tokens[-1] for s in plan.sequences],
+            proposals=drafted.proposals,
+            allowed=allowed,
         )
+
+    def _masks(self, guides: Seq[Guide | None], proposals: Seq[Proposal]) -> torch.Tensor | None:
+        """What the grammars allow at each node [T, W] int32, on its way to the device; None: all."""
+        if not any_of(guides):
+            return None
+        device, vocab_size = self._rows.device, self._rows.options.vocab_size
+        with self._stages("masks"):
+            words = masks_of(guides, proposals, vocab_size, pinned=device.type == "cuda")
+            return words.to(device, non_blocking=True)
 
     def _copied(self, pending: Pending) -> Pending:
         """On a GPU: start copying the results to the host. Nothing waits here."""
@@ -151,16 +189,34 @@ class Launcher:
     def _propose(self, plan: StepPlan, host_rows: list[int], row_ids: torch.Tensor) -> Drafted:
         """What the drafter proposes, pruned to what is worth verifying where the host can see it."""
         keys = [s.request.id for s in plan.sequences]
+        depths = [s.room - 1 for s in plan.sequences]
+        guides = plan.guides
         wanted = self._control.wants_drafts()
         if not any(plan.budgets) or not (wanted or self._alarm.wants_evidence()):
-            return self._control.skip(keys)
+            forced = forced_of(guides, plan.budgets) if any_of(guides) else []
+            if self._control.wants_plain() or not any(p.tokens for p in forced):
+                return self._control.skip(keys)
+            return self._control.choose(keys, forced, depths)
         if self._proposer.grower is not None:
             self._proposer.grower.stage(host_rows, plan.budgets)
-            return Drafted(proposals=(EMPTY,) * len(keys), grown=True)
+            if not any_of(guides):
+                return Drafted(proposals=(EMPTY,) * len(keys), grown=True)
+            found = shaped(guides, self._read(host_rows, plan.budgets), plan.budgets)
+            fitting = tuple(prune(p, depth) for p, depth in zip(found, depths, strict=True))
+            return Drafted(proposals=fitting, read=True, offered=fitting)
         proposals = self._proposer.propose(host_rows, row_ids, plan.budgets)
         if not wanted:
             return replace(self._control.skip(keys), offered=tuple(proposals), aside=True)
-        return self._control.choose(keys, proposals, [s.room - 1 for s in plan.sequences])
+        if any_of(guides):
+            proposals = shaped(guides, proposals, plan.budgets)
+        return self._control.choose(keys, proposals, depths)
+
+    def _read(self, host_rows: list[int], budgets: Seq[int]) -> list[Proposal]:
+        """Trees that the device grows, brought to the host: a grammar has to see them."""
+        assert self._proposer.grower is not None, "who grows trees"
+        grown = self._proposer.grower.grow(self._row_ids(host_rows))
+        lists = proposals_of(grown.to(torch.device("cpu")))
+        return [best_of(p, budget) for p, budget in zip(lists, budgets, strict=True)]
 
     def _tree(
         self, plan: StepPlan, drafted: Drafted, row_ids: torch.Tensor

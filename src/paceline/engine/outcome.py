@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from paceline.core.request import FinishReason, TokenLogprobs
 from paceline.core.tree import NOT_FINITE
+from paceline.engine.guides import Guide
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import StepTensors
 
@@ -37,7 +38,7 @@ def cut(sequence: Sequence, emitted: list[int]) -> Cut:
     if failed:
         emitted = emitted[:-1]
         if not emitted:
-            return Cut(tokens=[], reason=FinishReason.ERROR, error=_not_finite(sequence, 0))
+            return Cut(tokens=[], reason=FinishReason.ERROR, error=_no_choice(sequence, []))
     kept = sequence.first_stop(emitted)
     tokens = emitted if kept is None else emitted[:kept]
     stop_id = tokens[-1] if kept is not None else None
@@ -57,19 +58,42 @@ def cut(sequence: Sequence, emitted: list[int]) -> Cut:
     if len(sequence.tokens) + len(tokens) >= sequence.limit:
         return Cut(tokens=tokens, reason=FinishReason.LENGTH)
     if failed:
-        error = _not_finite(sequence, len(tokens))
+        error = _no_choice(sequence, tokens)
         return Cut(tokens=tokens, reason=FinishReason.ERROR, error=error)
     return Cut(tokens=tokens)
 
 
-def _not_finite(sequence: Sequence, count: int) -> str:
-    """What to tell of a request whose logits allow no choice after `count` tokens of a step."""
-    known = len(sequence.tokens) + count
+def followed(sequence: Sequence, guide: Guide, kept: Cut) -> Cut:
+    """Move a request's grammar on by the kept tokens; one that does not take them ends its request."""
+    taken = guide.follow(kept.tokens)
+    if taken == len(kept.tokens):
+        return kept
+    why = guide.why_stuck(kept.tokens[taken:])
+    error = _grammar_failed(sequence, taken, why or "it did not take a token that it allows")
+    return Cut(tokens=kept.tokens[:taken], reason=FinishReason.ERROR, error=error)
+
+
+def _no_choice(sequence: Sequence, tokens: list[int]) -> str:
+    """What to tell of a request of which nothing can be chosen after these tokens of a step."""
+    why = None if sequence.guide is None else sequence.guide.why_stuck(tokens)
+    if why is not None:
+        return _grammar_failed(sequence, len(tokens), why)
+    known = len(sequence.tokens) + len(tokens)
     return (
         f"request {sequence.request.id}: the target's logits for token {known} (output token "
         f"{known - sequence.num_prompt}) are not finite: NaN or infinite, or -inf for every token "
         "that the request's options allow, so none can be chosen; other requests go on. Allow more "
         "tokens if options leave few; else check the model's files, or use a wider dtype (float32)"
+    )
+
+
+def _grammar_failed(sequence: Sequence, count: int, why: str) -> str:
+    """What to tell of a request whose grammar does not go on after `count` tokens of a step."""
+    known = len(sequence.tokens) + count
+    return (
+        f"request {sequence.request.id}: its grammar does not go on at token {known} (output token "
+        f"{known - sequence.num_prompt}): {why}; other requests go on. Write the schema, regex or grammar "
+        "in a simpler way, or ask without it"
     )
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.core.batch import ForwardMode
 from paceline.engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from paceline.engine.guides import Guide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,3 +31,8 @@ class StepPlan:
     chunks: tuple[Chunk, ...] = ()  # EXTEND
     sequences: tuple[Sequence, ...] = ()  # BLOCK
     budgets: tuple[int, ...] = ()  # BLOCK: most draft nodes per row, root excluded
+
+    @property
+    def guides(self) -> tuple[Guide | None, ...]:
+        """BLOCK: the rows' grammars."""
+        return tuple(s.guide for s in self.sequences)

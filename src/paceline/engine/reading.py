@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from paceline.core.batch import ForwardMode
 from paceline.core.request import FinishReason, StepOutput
+from paceline.core.tree import FORCED
 from paceline.draft.base import HostCommit
 from paceline.engine.launch import Pending
-from paceline.engine.outcome import cut, logprobs_of
+from paceline.engine.outcome import cut, followed, logprobs_of
 from paceline.engine.sequence import Phase, Sequence
 from paceline.engine.step import StepTensors
 
@@ -71,8 +72,9 @@ class Reader:
                     sources = [0]
                 else:
                     count = sum(i > 0 for i in paths[b])
-                    self._record(sequence, drafted[b], count, len(tokens))
                     sources = [*origins[b][1 : count + 1], 0]
+                    forced = sources.count(FORCED)
+                    self._record(sequence, drafted[b], count, len(tokens), forced)
                     self._watch(pending, b, tokens[0], drafted[b], sources[0])
                 outputs.append(self._take(sequence, tokens, sources, tensors, b))
         self._tell({s.request.id: s for s in sequences}, outputs)
@@ -104,6 +106,8 @@ class Reader:
         """
         if not self._alarm.active or not pending.plan.budgets[b]:
             return
+        if pending.plan.sequences[b].guide is not None:  # no drafter knows what a grammar wants
+            return
         right: int | None = None
         if pending.drafted is not None and pending.drafted.offered:
             right = self._alarm.first_right(pending.drafted.offered[b], token)
@@ -111,11 +115,13 @@ class Reader:
             right = source
         self._alarm.saw(pending.plan.sequences[b].request.params, right)
 
-    def _record(self, sequence: Sequence, drafted: int, accepted: int, count: int) -> None:
+    def _record(
+        self, sequence: Sequence, drafted: int, accepted: int, count: int, forced: int
+    ) -> None:
         """Count a row's verify."""
         sequence.num_cached += count
-        sequence.record_step(drafted, accepted)
-        self._counters.record_row(drafted, accepted)
+        sequence.record_step(drafted, accepted, forced)
+        self._counters.record_row(drafted, accepted, forced)
 
     def _take(
         self,
@@ -130,6 +136,8 @@ class Reader:
         `emitted` is not empty; its last entry may be NOT_FINITE.
         """
         kept = cut(sequence, emitted)
+        if sequence.guide is not None:
+            kept = followed(sequence, sequence.guide, kept)
         count = len(kept.tokens)
         sequence.tokens += kept.tokens
         sequence.num_cached = min(sequence.num_cached, len(sequence.tokens))

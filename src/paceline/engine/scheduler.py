@@ -74,6 +74,11 @@ class Scheduler:
         """Whether any sequence is waiting or holds a row."""
         return bool(self.waiting or self.running)
 
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a row has a grammar: then each step's results must be read before the next one."""
+        return any(s.guide is not None for s in self.running)
+
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence; first come, first served."""
         self.waiting.append(sequence)

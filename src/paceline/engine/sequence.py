@@ -21,6 +21,8 @@ from paceline.core.request import FinishReason, Request, RequestStats
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
+    from paceline.engine.guides import Guide
+
 
 class Phase(enum.Enum):
     """Where a sequence is in its life."""
@@ -40,6 +42,7 @@ class Sequence:
     limit: int  # most known tokens, prompt included
     arrival: int  # order of arrival; the youngest is preempted first
     tokens: list[int] = field(default_factory=list)
+    guide: Guide | None = None  # the request's grammar; stands after all emitted tokens
     phase: Phase = Phase.WAITING
     row: int = -1
     pages: list[int] = field(default_factory=list)
@@ -53,6 +56,7 @@ class Sequence:
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    num_forced: int = 0
     num_preemptions: int = 0
     histogram: list[int] = field(default_factory=lambda: [0])
     added_at: float = field(default_factory=time.perf_counter)
@@ -80,11 +84,12 @@ class Sequence:
         """Tokens that may still be emitted, as far as the host knows."""
         return self.limit - len(self.tokens)
 
-    def record_step(self, drafted: int, accepted: int) -> None:
-        """Count one verify pass of this sequence."""
+    def record_step(self, drafted: int, accepted: int, forced: int) -> None:
+        """Count one verify pass of this sequence; `forced` of the accepted nodes are its grammar's."""
         self.num_steps += 1
         self.num_drafted += drafted
         self.num_accepted += accepted
+        self.num_forced += forced
         if accepted >= len(self.histogram):
             self.histogram.extend([0] * (accepted + 1 - len(self.histogram)))
         self.histogram[accepted] += 1
@@ -104,6 +109,7 @@ class Sequence:
             num_accepted=self.num_accepted,
             accept_histogram=tuple(self.histogram),
             num_preemptions=self.num_preemptions,
+            num_forced=self.num_forced,
             queue_s=started - self.added_at,
             prefill_s=first - started,
             decode_s=end - first,

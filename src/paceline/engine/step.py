@@ -6,7 +6,7 @@ caller (`engine.py`) decides what to compute and later reads the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +20,7 @@ from paceline.sample.sampler import Head, PickNodes, pick
 from paceline.sample.verifier import verify
 
 if TYPE_CHECKING:
+    from paceline.core.request import Grammar
     from paceline.core.stages import Stages
     from paceline.core.tree import DraftTree, Selection, Verdict
     from paceline.draft.base import Commit
@@ -47,6 +48,8 @@ class Walk(Protocol):
         rows: Tensor,
         lens: Tensor,
         host_rows: list[int],
+        allowed: Tensor | None = None,
+        grammars: Sequence[Grammar | None] = (),
         /,
     ) -> Verdict:
         """Return the verdict of every row."""
@@ -136,8 +139,17 @@ def extend_step(
     target: ModelRunner,
     stages: Stages,
     observe: Observe | None = None,
+    allowed: Tensor | None = None,
 ) -> StepTensors | None:
     """Cache prompt chunks; pick the first token of rows whose prompt is complete.
+
+    Args:
+        chunks: what to cache.
+        rows: the row table.
+        target: the target network.
+        stages: who measures.
+        observe: a drafter network that wants to see what became final.
+        allowed: [picking chunks, ceil(V / 32)] int32 grammar bits, or None.
 
     Returns:
         None if no chunk picks.
@@ -168,7 +180,7 @@ def extend_step(
                 positions=rows.lens[ids],
                 num_output=torch.zeros_like(ids),
                 path_tokens=ids.new_empty(len(host_rows), 0),
-                allowed=None,
+                allowed=allowed,
                 host_rows=host_rows,
             ),
             rows.options,
@@ -201,6 +213,8 @@ def block_step(
     stages: Stages,
     observe: Observe | None = None,
     walk: Walk = verify,
+    allowed: Tensor | None = None,
+    grammars: Sequence[Grammar | None] = (),
 ) -> StepTensors:
     """Verify one tree per row: select, forward, walk, move, commit, observe.
 
@@ -216,6 +230,8 @@ def block_step(
         stages: who measures.
         observe: a drafter network that wants to see what became final.
         walk: how far a step goes along its trees.
+        allowed: [T, ceil(V / 32)] int32 grammar bits of each selected node, or None.
+        grammars: instead, the rows' grammars themselves, for a walk on a CPU.
     """
     with stages("select"):
         chosen = ops.select(tree, row_ids, num_tokens, caps)
@@ -234,6 +250,8 @@ def block_step(
             row_ids,
             batch.prefix_lens,
             host_rows,
+            allowed,
+            grammars,
         )
     with stages("commit"):
         if tree.token_ids.shape[1] > 1:

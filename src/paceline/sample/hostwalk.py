@@ -21,6 +21,7 @@ from paceline.sample.rowwise import argmax, draw, score
 from paceline.sample.sampler import CHUNK, Head
 
 if TYPE_CHECKING:
+    from paceline.core.request import Grammar
     from paceline.sample.options import SamplingTable
 
 
@@ -33,8 +34,12 @@ def verify_host(
     rows: Tensor,
     lens: Tensor,
     allowed: Tensor | None = None,
+    grammars: Sequence[Grammar | None] = (),
 ) -> Verdict:
-    """`verify` for CPU tensors; arguments as there. A is the deepest selected node's depth + 1."""
+    """`verify` for CPU tensors; arguments as there. A is the deepest selected node's depth + 1.
+
+    A row's grammar goes along: its mask is made where the walk arrives, and nowhere else.
+    """
     batch, width = tree.token_ids.shape
     cu_q: list[int] = selection.cu_q.tolist()
     row_ids: list[int] = rows.tolist()
@@ -59,7 +64,9 @@ def verify_host(
             if not live[b] or past == first:
                 continue
             options = table.host(row_ids[b])
-            plain = not options.flags & opt.PROCESSING and allowed is None
+            grammar = grammars[b] if grammars else None
+            bits = None
+            plain = not options.flags & opt.PROCESSING and allowed is None and grammar is None
             children = _children(tokens, parents, first, past)
             at, path = first, paths[b]
             below: list[int] = []
@@ -69,13 +76,17 @@ def verify_host(
                 if plain:
                     token = argmax(logits[at - start])
                 else:
+                    if grammar is not None:
+                        bits = torch.frombuffer(bytearray(grammar.mask()), dtype=torch.int32)
+                    elif allowed is not None:
+                        bits = allowed[at]
                     token = draw(
                         logits[at - start],
                         row=row_ids[b],
                         position=position,
                         num_output=position - options.prompt_len,
                         path_tokens=below,
-                        allowed=None if allowed is None else allowed[at],
+                        allowed=bits,
                         table=table,
                     )
                 if token == NOT_FINITE:
@@ -85,11 +96,13 @@ def verify_host(
                 if token in options.stop_ids or position + 1 >= options.limit:
                     break
                 found = children.get((at, token))
-                if found is None:
+                if found is None or (grammar is not None and not grammar.advance(token)):
                     alive[b] = True
                     break
                 below.append(token)
                 at = found
+            if grammar is not None:
+                grammar.rollback(len(below))
             next_token[b] = token
     return Verdict(
         path=_matrix(paths, levels),

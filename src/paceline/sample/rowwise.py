@@ -148,8 +148,7 @@ def _edit(
     if options.flags & opt.MASK:
         logits.masked_fill_(slots.banned[options.slot], ops.NEG_INF)
     if allowed is not None:
-        bits = ops.unpack_bits(allowed.unsqueeze(0), logits.shape[0])[0]
-        logits.masked_fill_(~bits, ops.NEG_INF)
+        logits.masked_fill_(_forbidden(allowed, logits.shape[0]), ops.NEG_INF)
     if options.flags & opt.MIN_TOKENS and num_output < options.min_tokens:
         for ids in table.bans(row):
             kept = logits[ids]
@@ -178,6 +177,15 @@ def _edit(
             table.frequency[at],
         )[0]
     return logits
+
+
+def _forbidden(words: Tensor, size: int) -> Tensor:
+    """Which tokens `ops.unpack_bits` leaves out: words [ceil(size / 32)] int32 -> [size] bool.
+
+    NumPy spreads bits of whole bytes; torch would shift every word 32 times.
+    """
+    octets = words.numpy().astype("<i4", copy=False).view(np.uint8)
+    return torch.from_numpy(np.unpackbits(~octets, count=size, bitorder="little").view(np.bool_))
 
 
 def _best(logits: Tensor, count: int) -> Tensor:

@@ -29,6 +29,7 @@ from paceline.sample.hostwalk import verify_host
 from paceline.sample.sampler import Head, PickNodes, pick_on_device
 
 if TYPE_CHECKING:
+    from paceline.core.request import Grammar
     from paceline.sample.options import SamplingTable
 
 
@@ -42,6 +43,7 @@ def verify(
     lens: Tensor,
     host_rows: Sequence[int],
     allowed: Tensor | None = None,
+    grammars: Sequence[Grammar | None] = (),
 ) -> Verdict:
     """Pick at every selected node and walk.
 
@@ -58,13 +60,16 @@ def verify(
         lens: [B] int64 tokens cached before this step.
         host_rows: the distinct rows, as the host knows them.
         allowed: [T, ceil(V / 32)] int32 grammar bits for each node, or None.
+        grammars: the rows' grammars, each where its root stands; empty: none, or `allowed` says it. Only
+            on a CPU, where the walk takes them along its path and back.
 
     Returns:
         The verdict. A row that is not live, or has no selected node, gets count 0, alive False and
         its root as `next_token`.
     """
     if hidden.is_cpu:
-        return verify_host(tree, selection, hidden, head, table, rows, lens, allowed)
+        return verify_host(tree, selection, hidden, head, table, rows, lens, allowed, grammars)
+    assert not grammars, "a device is told what is allowed before the step"
     return verify_device(tree, selection, hidden, head, table, rows, lens, host_rows, allowed)
 
 

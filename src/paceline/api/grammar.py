@@ -1,0 +1,332 @@
+"""Constraints: what an answer's text must look like, compiled for one model's tokens by `llguidance`.
+
+    constraints = Constraints(tokenizer, vocab_size)
+    constraint = constraints.json_schema({"type": "object", ...})
+    request = Request(..., grammar=constraint.start())
+
+A `Constraint` is compiled once and shared; `start` gives each request, and each of its samples, a state of
+its own. Compiling is bounded in the size of what is given and in the work that it may cause, and keeps
+nothing of the engine's, so it may run in any thread. llguidance is part of the extra `server`.
+
+Not here: the state as steps move it (grammar_state.py), how steps use it (engine/guides.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
+
+from paceline.api.grammar_state import MatcherGrammar
+from paceline.core.errors import ConfigError, RequestError
+from paceline.core.request import Grammar
+
+if TYPE_CHECKING:
+    import llguidance
+    from llguidance._lib import JsonCompileOptions
+
+    from paceline.api.tokenizer import Tokenizer
+
+Whitespace = Literal["flexible", "spaced", "compact"]
+
+MAX_CHARACTERS = 1 << 18  # of a schema, regex or grammar
+MAX_CHOICES = 10_000
+MAX_REASON = 600  # characters of a message
+MAX_RULES = 1_000  # llguidance follows rules that name rules by recursion
+# JSON allows any amount of whitespace; a model that has lost its thread would go on with it for ever.
+_FLEXIBLE = r"[\x20\x0A\x0D\x09]{1,64}"
+_LAYOUTS: Mapping[Whitespace, JsonCompileOptions] = {
+    "flexible": {"whitespace_pattern": _FLEXIBLE},
+    "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
+}
+# Of the work that a grammar may cause. What a schema of many kilobytes needs is far below; nested
+# repetitions reach them within milliseconds, not minutes.
+_START_FUEL, _STEP_FUEL = 1_000_000, 200_000  # of the lexer: some 20 ms, and 14 ms for a mask
+_STEP_ITEMS = 50_000  # of the parser, for a mask
+_LEXER_STATES = 50_000  # 1 to 2 kB each
+_GRAMMAR_SIZE = 200_000  # symbols
+_MARK = "\x02"  # before a text whose tokens are wanted as they are within a longer one
+
+
+class ConstraintError(RequestError):
+    """A schema, regex or grammar that cannot be served; the message names the keyword or the place."""
+
+
+class Constraint(Protocol):
+    """What an answer must look like; shared by any number of requests and threads."""
+
+    def start(self, *, ignore_eos: bool = False) -> Grammar:
+        """A grammar in its first state, for one request.
+
+        Args:
+            ignore_eos: the text ends only where the constraint leaves nothing else.
+        """
+        ...
+
+
+class Constraints:
+    """Compiles constraints for one model.
+
+    Args:
+        tokenizer: the model's, of any kind.
+        vocab_size: V, of the model: ids beyond the tokenizer's are never allowed.
+        eos_token_ids: ids that end a text; default: the tokenizer's. They are allowed only where the
+            constraint may end.
+
+    Raises:
+        ConfigError: llguidance is not installed.
+        ConstraintError: the model has no end-of-text id.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_token_ids: Sequence[int] | None = None,
+    ) -> None:
+        ends = tokenizer.eos_token_ids if eos_token_ids is None else eos_token_ids
+        self.eos_token_ids = tuple(i for i in dict.fromkeys(ends) if 0 <= i < vocab_size)
+        if not self.eos_token_ids:
+            msg = (
+                "structured output was asked, but this model names no end-of-text token, by which a "
+                "complete answer ends; models with eos_token_id (generation_config.json, "
+                "tokenizer.ggml.eos_token_id) can serve it; take one, or ask without a format"
+            )
+            raise ConstraintError(msg)
+        try:
+            from llguidance import LLParserLimits, LLTokenizer, TokenizerWrapper
+        except ImportError as error:
+            msg = (
+                "structured output needs the package llguidance, which is not installed; it is part of the "
+                'extra "server": pip install "paceline[server]"'
+            )
+            raise ConfigError(msg) from error
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_Words(tokenizer, vocab_size, self.eos_token_ids[0])),
+            n_vocab=vocab_size,
+            eos_token=list(self.eos_token_ids),
+        )
+        self._limits = LLParserLimits(
+            initial_lexer_fuel=_START_FUEL,
+            step_lexer_fuel=_STEP_FUEL,
+            step_max_items=_STEP_ITEMS,
+            max_lexer_states=_LEXER_STATES,
+            max_grammar_size=_GRAMMAR_SIZE,
+            verbose_errors=False,
+        )
+
+    def json_schema(
+        self, schema: Mapping[str, object] | str | bool, *, whitespace: Whitespace = "flexible"
+    ) -> Constraint:
+        """JSON that a schema (draft 2020-12) accepts.
+
+        Args:
+            schema: the schema, or its JSON text.
+            whitespace: "flexible": up to 64 whitespace characters where JSON allows any; "spaced": one
+                space after "," and ":", none elsewhere, as Python's `json.dumps` writes; "compact": none.
+
+        Raises:
+            ConstraintError: the schema is no JSON, malformed, nothing fits it, it is too large, or it uses a
+                keyword that is not served; the message names it.
+        """
+        if whitespace not in _LAYOUTS:
+            msg = f"whitespace {whitespace!r}: {', '.join(get_args(Whitespace))} are possible; use one"
+            raise ConstraintError(msg)
+        from llguidance import LLMatcher
+
+        read = _read_schema(schema)
+        source = LLMatcher.grammar_from_json_schema(dict(read), overrides=_LAYOUTS[whitespace])
+        return self._compiled("JSON schema", source, read)
+
+    def json_object(self, *, whitespace: Whitespace = "flexible") -> Constraint:
+        """Any JSON object."""
+        return self.json_schema({"type": "object"}, whitespace=whitespace)
+
+    def regex(self, pattern: str) -> Constraint:
+        """Text that a regular expression matches as a whole.
+
+        Syntax of Rust's `regex` crate: no look-around, no back-references; anchors are implied.
+
+        Raises:
+            ConstraintError: malformed, not served or too large.
+        """
+        from llguidance import LLMatcher
+
+        _check_size("regex", pattern)
+        return self._compiled("regex", LLMatcher.grammar_from_regex(pattern))
+
+    def choice(self, choices: Sequence[str]) -> Constraint:
+        """One of several texts.
+
+        Raises:
+            ConstraintError: there are none, too many, or something is no text.
+        """
+        from llguidance import LLMatcher
+
+        if isinstance(choices, str) or not choices or not all(isinstance(c, str) for c in choices):
+            msg = f"choice {_short(choices)}: a list of at least one string is possible; pass such a list"
+            raise ConstraintError(msg)
+        if len(choices) > MAX_CHOICES:
+            msg = (
+                f"choice has {len(choices)} entries; at most {MAX_CHOICES} are possible; pass fewer"
+            )
+            raise ConstraintError(msg)
+        words = " | ".join(json.dumps(c, ensure_ascii=False) for c in choices)
+        _check_size("choice", words)
+        return self._compiled("choice", LLMatcher.grammar_from_lark(f"start: {words}"))
+
+    def lark(self, grammar: str) -> Constraint:
+        """Text of a context-free grammar, in Lark's syntax as llguidance reads it, or in GBNF.
+
+        Raises:
+            ConstraintError: malformed (the message says where), not served or too large.
+        """
+        from llguidance import LLMatcher
+
+        _check_size("grammar", grammar)
+        if re.search(r"^\s*[\w-]+\s*::=", grammar, re.MULTILINE):
+            grammar = _lark_of_gbnf(grammar)
+        _check_rules("grammar", "rules", sum(":" in line for line in grammar.splitlines()))
+        return self._compiled("grammar", LLMatcher.grammar_from_lark(grammar))
+
+    def _compiled(
+        self, kind: str, source: str, schema: Mapping[str, object] | None = None
+    ) -> Constraint:
+        from llguidance import LLMatcher
+
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # whoever asks for too much is told now
+        if matcher.is_error():
+            raise ConstraintError(_refused(kind, matcher.get_error(), schema))
+        return _Compiled(matcher.deep_copy(), self.eos_token_ids)
+
+
+class _Compiled:
+    """A `Constraint`: a matcher in its first state, which is never moved."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, eos_token_ids: Sequence[int]) -> None:
+        self._matcher = matcher
+        self._eos = frozenset(eos_token_ids)
+
+    def start(self, *, ignore_eos: bool = False) -> Grammar:
+        """See `Constraint`."""
+        return MatcherGrammar(self._matcher, self._eos, ignore_eos=ignore_eos)
+
+
+class _Words:
+    """The model's tokens as llguidance asks for them: their bytes, and how a text is cut into them."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_id: int) -> None:
+        self.eos_token_id = eos_token_id
+        self.bos_token_id = tokenizer.bos_token_id
+        self.tokens = [tokenizer.token_bytes(i) for i in range(vocab_size)]
+        ends = set(tokenizer.eos_token_ids) | {eos_token_id}
+        self.special_token_ids = sorted(i for i in tokenizer.special_ids | ends if i < vocab_size)
+        self._tokenizer = tokenizer
+        self._num_marks = 0  # tokens before a text that the tokenizer would put a space in front of
+        first = tokenizer.encode("a", add_special_tokens=False)
+        if first and tokenizer.token_bytes(first[0]).startswith(b" "):
+            self._num_marks = len(tokenizer.encode(_MARK, add_special_tokens=False))
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Token ids of a text; of bytes that are no UTF-8, those before them."""
+        if isinstance(text, bytes):
+            text = text.decode("utf-8", "ignore")
+        if self._num_marks:
+            ids = self._tokenizer.encode(_MARK + text, add_special_tokens=False)
+            return ids[self._num_marks :]
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _read_schema(schema: object) -> Mapping[str, object]:
+    """A schema as an object of JSON values."""
+    if isinstance(schema, str):
+        _check_size("JSON schema", schema)
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            msg = f"the JSON schema is no JSON: {error}; pass an object, or its JSON text"
+            raise ConstraintError(msg) from error
+    if schema is True:
+        return {}
+    if not isinstance(schema, Mapping):
+        msg = f"the JSON schema is {_short(schema)}; an object or true is possible; pass an object"
+        raise ConstraintError(msg)
+    try:
+        text = json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        msg = f"the JSON schema cannot be written as JSON: {error}; pass JSON values only"
+        raise ConstraintError(msg) from error
+    _check_size("JSON schema", text)
+    _check_rules("JSON schema", "references ($ref)", text.count('ref"'))
+    read: Mapping[str, object] = json.loads(text)
+    return read
+
+
+def _check_size(kind: str, text: object) -> None:
+    if not isinstance(text, str):
+        msg = f"the {kind} is {_short(text)}; a string is possible; pass one"
+        raise ConstraintError(msg)
+    if len(text) > MAX_CHARACTERS:
+        msg = (
+            f"the {kind} has {len(text)} characters; at most {MAX_CHARACTERS} are possible; "
+            "pass a shorter one"
+        )
+        raise ConstraintError(msg)
+
+
+def _check_rules(kind: str, what: str, count: int) -> None:
+    if count > MAX_RULES:
+        msg = (
+            f"the {kind} has {count} {what}; at most {MAX_RULES} are possible; write it with fewer"
+        )
+        raise ConstraintError(msg)
+
+
+def _lark_of_gbnf(grammar: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(grammar)
+    except Exception as error:  # the library raises plain Exception
+        msg = f"the grammar is no GBNF: {error}; correct it, or write it in Lark's syntax"
+        raise ConstraintError(msg) from error
+
+
+def _refused(kind: str, reason: str, schema: Mapping[str, object] | None) -> str:
+    """What to tell of a constraint that llguidance does not take."""
+    reason = reason.partition("<state>")[0].strip()[:MAX_REASON]
+    keys = re.match(r"Unimplemented keys: \[(.*)\]", reason)
+    if keys:
+        names = [name.strip(' "') for name in keys[1].split(",")]
+        places = [f"{name} (at {_place(schema, name) or '#'})" for name in names]
+        return (
+            f"the {kind} uses {', '.join(places)}, which structured output does not serve; "
+            "docs/structured-output.md lists what it does; write it without, or check the answer afterwards"
+        )
+    return (
+        f"the {kind} is refused: {reason}; docs/structured-output.md lists what is possible; correct or "
+        "simplify it"
+    )
+
+
+def _place(schema: object, keyword: str, at: str = "#") -> str | None:
+    """Where a keyword stands first in a schema, as a JSON pointer to the schema that holds it."""
+    if isinstance(schema, Mapping):
+        if keyword in schema:
+            return at
+        parts = [(str(key).replace("~", "~0").replace("/", "~1"), v) for key, v in schema.items()]
+    elif isinstance(schema, list):
+        parts = [(str(i), v) for i, v in enumerate(schema)]
+    else:
+        return None
+    found = (_place(value, keyword, f"{at}/{key}") for key, value in parts)
+    return next((place for place in found if place is not None), None)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

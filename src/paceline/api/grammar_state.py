@@ -1,0 +1,115 @@
+"""MatcherGrammar: one answer's place in its grammar, a `core.request.Grammar` over llguidance's matcher.
+
+The matcher knows bytes and tokens; the end of a text is this class's own business. An end-of-text id is
+allowed where the matcher may end, and after one nothing but another may follow. (The matcher would take
+such an id only sometimes: not once it has stopped by itself.)
+
+Drafts lead it along paths that the answer never takes, so the state after a `rollback` must be that of
+the tokens that are left, whatever was tried. A matcher that fails at one of its limits stays failed, so
+a fresh one takes the same tokens again: a path that was merely tried costs the answer nothing.
+
+Not here: what is compiled (grammar.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from paceline.core.errors import PacelineError
+
+if TYPE_CHECKING:
+    import llguidance
+
+
+class GrammarFailedError(PacelineError):
+    """A grammar that was compiled cannot be followed here, mostly because it became too complex."""
+
+
+class MatcherGrammar:
+    """See the module.
+
+    Args:
+        first: a matcher in its first state; it is copied, never moved.
+        eos_token_ids: ids that end a text, within the matcher's vocabulary.
+        ignore_eos: end only where nothing else is allowed.
+    """
+
+    def __init__(
+        self,
+        first: llguidance.LLMatcher,
+        eos_token_ids: frozenset[int],
+        *,
+        ignore_eos: bool = False,
+    ) -> None:
+        self._first = first
+        self._eos = eos_token_ids
+        self._ignore_eos = ignore_eos
+        self._matcher = first.deep_copy()
+        self._tokens: list[int] = []  # taken so far, ends included
+        self._only_ends = _bits(eos_token_ids, len(self._matcher.compute_bitmask()))
+
+    def mask(self) -> bytes:
+        """See `Grammar`.
+
+        Raises:
+            GrammarFailedError: the work for it exceeds the limits that it was compiled with.
+        """
+        if self._ended:
+            return self._only_ends
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():  # perhaps of what was tried before
+            self._renew()
+            mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            error = self._matcher.get_error().strip()
+            self._renew()
+            raise GrammarFailedError(error)
+        return self._without_ends(mask) if self._ignore_eos else mask
+
+    def advance(self, token_id: int) -> bool:
+        """See `Grammar`."""
+        if token_id in self._eos:
+            taken = bool(self.mask()[token_id >> 3] >> (token_id & 7) & 1)
+        elif self._ended:
+            taken = False
+        else:
+            taken = self._matcher.try_consume_tokens([token_id]) == 1
+            if self._matcher.is_error():
+                self._renew()
+        if taken:
+            self._tokens.append(token_id)
+        return taken
+
+    def rollback(self, num_tokens: int) -> None:
+        """See `Grammar`."""
+        if not num_tokens:
+            return
+        assert num_tokens <= len(self._tokens), "more tokens are taken back than were taken"
+        dropped = self._tokens[-num_tokens:]
+        del self._tokens[-num_tokens:]
+        count = sum(token not in self._eos for token in dropped)
+        if count and not self._matcher.rollback(count):
+            self._renew()
+
+    def forced(self) -> Sequence[int]:
+        """See `Grammar`."""
+        return () if self._ended else self._matcher.compute_ff_tokens()
+
+    @property
+    def _ended(self) -> bool:
+        return bool(self._tokens) and self._tokens[-1] in self._eos
+
+    def _renew(self) -> None:
+        """A fresh matcher in the state of the tokens taken so far."""
+        self._matcher = self._first.deep_copy()
+        self._matcher.consume_tokens([t for t in self._tokens if t not in self._eos])
+
+    def _without_ends(self, mask: bytes) -> bytes:
+        others = int.from_bytes(mask, "little") & ~int.from_bytes(self._only_ends, "little")
+        return others.to_bytes(len(mask), "little") if others else mask
+
+
+def _bits(token_ids: frozenset[int], num_bytes: int) -> bytes:
+    """A mask with only these bits."""
+    return sum(1 << i for i in token_ids).to_bytes(num_bytes, "little")

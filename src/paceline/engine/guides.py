@@ -1,0 +1,236 @@
+"""Guides: the grammars of running requests, as steps ask them.
+
+A guide stands where its row's emitted tokens have led. Before a verify the host walks the row's draft
+tree with it: what the grammar forbids is cut, since the target can never choose it, and where the
+grammar knows what must come its own tokens join the tree. Everything tried is taken back; only what was
+really emitted moves a guide on (`follow`).
+
+    root {"na   the grammar knows   me":   the drafter says   me < ":   (kept, same nodes)
+                                                                 < s":  (cut)
+
+Masks. Each verified node has the mask of its own path. On a CPU the walk over the tree computes them at
+the nodes that it reaches (`sample/hostwalk.py`); elsewhere all are made here before the step, `masks_of`.
+
+Letters: T verified nodes, V vocabulary, W = ceil(V / 32).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.tree import EMPTY, FORCED, Proposal
+from paceline.draft.best_nodes import best_of
+from paceline.draft.merged import fold
+from paceline.engine.control import prune
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from paceline.core.request import Grammar
+
+log = logging.getLogger(__name__)
+
+_WORD_BYTES = 4
+T = TypeVar("T")
+
+
+class Guide:
+    """One request's grammar, guarded: nothing raises, what fails allows no token any more.
+
+    A `Grammar` itself, for the walk.
+
+    Args:
+        grammar: of the request; its state belongs to this guide from now on.
+        vocab_size: V.
+    """
+
+    def __init__(self, grammar: Grammar, vocab_size: int) -> None:
+        self._grammar = grammar
+        self._num_bytes = _WORD_BYTES * -(-vocab_size // 32)
+        self._nothing = bytes(self._num_bytes)
+        self._broken = ""  # why no state can be relied on any more
+
+    def mask(self) -> bytes:
+        """See `Grammar`. No bit is set where the grammar fails."""
+        mask, _ = self._asked()
+        return mask
+
+    def advance(self, token_id: int) -> bool:
+        """See `Grammar`."""
+        return self._guarded(lambda: self._grammar.advance(token_id), otherwise=False)
+
+    def rollback(self, num_tokens: int) -> None:
+        """See `Grammar`."""
+        if num_tokens:
+            self._guarded(lambda: self._grammar.rollback(num_tokens), otherwise=None)
+
+    def forced(self) -> Sequence[int]:
+        """See `Grammar`."""
+        return self._guarded(self._grammar.forced, otherwise=())
+
+    def follow(self, tokens: Sequence[int]) -> int:
+        """Move on by emitted tokens; returns how many of them the grammar took."""
+        for i, token in enumerate(tokens):
+            if not self.advance(token):
+                return i
+        return len(tokens)
+
+    def why_stuck(self, tokens: Sequence[int]) -> str | None:
+        """Why nothing may be emitted after these tokens; None: the grammar allows something. Stays."""
+        taken = self.follow(tokens)
+        mask, why = self._asked()
+        self.rollback(taken)
+        if why or self._broken:
+            return f"it failed ({why or self._broken})"
+        if taken < len(tokens):
+            return f"it does not allow token {tokens[taken]}, which was emitted"
+        return None if mask.strip(b"\0") else "it allows no token of the model's vocabulary"
+
+    def _asked(self) -> tuple[bytes, str]:
+        """The mask, and why there is none."""
+        if self._broken:
+            return self._nothing, self._broken
+        try:
+            mask = self._grammar.mask()
+        except Exception as error:
+            log.debug("a grammar gave no mask", exc_info=True)
+            return self._nothing, _told(error)
+        if len(mask) != self._num_bytes:
+            return self._nothing, f"its mask has {len(mask)} bytes instead of {self._num_bytes}"
+        return mask, ""
+
+    def _guarded(self, call: Callable[[], T], *, otherwise: T) -> T:
+        """What a call returns; once one has raised, no state can be relied on."""
+        if self._broken:
+            return otherwise
+        try:
+            return call()
+        except Exception as error:
+            log.exception("a request's grammar failed")
+            self._broken = _told(error)
+            return otherwise
+
+
+def shaped(
+    guides: Sequence[Guide | None], proposals: Sequence[Proposal], budgets: Sequence[int]
+) -> list[Proposal]:
+    """Proposals without what the grammars forbid, with what they force in front.
+
+    Args:
+        guides: one per row; None: no grammar.
+        proposals: one per row.
+        budgets: most nodes of each.
+    """
+    return [
+        p if guide is None else _shaped(guide, p, budget)
+        for guide, p, budget in zip(guides, proposals, budgets, strict=True)
+    ]
+
+
+def forced_of(guides: Sequence[Guide | None], budgets: Sequence[int]) -> list[Proposal]:
+    """What the grammars alone propose: a chain for each row, survival 1; maybe empty."""
+    return shaped(guides, [EMPTY] * len(guides), budgets)
+
+
+def masks_of(
+    guides: Sequence[Guide | None], proposals: Sequence[Proposal], vocab_size: int, *, pinned: bool
+) -> Tensor:
+    """The masks of a step's nodes, root and proposal of one row after the other: [T, W] int32.
+
+    Args:
+        guides: one per row; None: everything is allowed.
+        proposals: one per row, all of whose nodes are verified.
+        vocab_size: V.
+        pinned: in memory that a GPU copies from without the host's waiting.
+    """
+    total = len(proposals) + sum(len(p.tokens) for p in proposals)
+    words = torch.full((total, -(-vocab_size // 32)), -1, dtype=torch.int32, pin_memory=pinned)
+    rows = words.numpy()
+    first = 0
+    for guide, proposal in zip(guides, proposals, strict=True):
+        if guide is not None:
+            visit(guide, proposal, _writer(guide, rows, first + 1))
+        first += 1 + len(proposal.tokens)
+    return words
+
+
+def visit(guide: Guide, proposal: Proposal, at: Callable[[int], None]) -> list[bool]:
+    """Go through a proposal depth first, the guide with it.
+
+    Args:
+        guide: stands at the root, and does so again afterwards.
+        proposal: its nodes.
+        at: called where the guide stands at the root (-1) and at each allowed node.
+
+    Returns:
+        For each node whether the grammar allows its path.
+    """
+    children: list[list[int]] = [[] for _ in range(len(proposal.tokens) + 1)]
+    for i, parent in enumerate(proposal.parents):
+        children[parent + 1].append(i)
+    allowed = [False] * len(proposal.tokens)
+    at(-1)
+    open_nodes = [iter(children[0])]  # of the path that the guide stands on
+    while open_nodes:
+        node = next(open_nodes[-1], None)
+        if node is None:
+            open_nodes.pop()
+            if open_nodes:
+                guide.rollback(1)
+        elif guide.advance(proposal.tokens[node]):
+            allowed[node] = True
+            at(node)
+            open_nodes.append(iter(children[node + 1]))
+    return allowed
+
+
+def _shaped(guide: Guide, proposal: Proposal, budget: int) -> Proposal:
+    if not budget:
+        return EMPTY
+    if proposal.tokens:
+        allowed = visit(guide, proposal, _nothing_to_do)
+        proposal = prune(proposal, len(proposal.tokens), allowed)
+    chain = _chain(guide, list(guide.forced())[:budget])
+    if not chain.tokens:
+        return proposal
+    return best_of(fold([chain, proposal]), budget) if proposal.tokens else chain
+
+
+def _chain(guide: Guide, tokens: Sequence[int]) -> Proposal:
+    """As much of the forced tokens as the grammar allows, as a chain that is sure to survive."""
+    taken = guide.follow(tokens)
+    guide.rollback(taken)
+    return Proposal(
+        tokens=tokens[:taken],
+        parents=range(-1, taken - 1),
+        scores=[0.0] * taken,
+        sources=[FORCED] * taken,
+    )
+
+
+def _writer(guide: Guide, rows: NDArray[np.int32], first: int) -> Callable[[int], None]:
+    """Puts the guide's mask into the row of the node that it stands at; the root is at `first` - 1."""
+
+    def write(node: int) -> None:
+        rows[first + node] = np.frombuffer(guide.mask(), dtype="<i4")
+
+    return write
+
+
+def _nothing_to_do(node: int) -> None:
+    """Where only the way counts."""
+
+
+def any_of(guides: Iterable[Guide | None]) -> bool:
+    """Whether a step has a row with a grammar."""
+    return any(guide is not None for guide in guides)
+
+
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__
