@@ -13,6 +13,7 @@ import datetime as dt
 import functools
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias, cast
 
@@ -33,6 +34,8 @@ _Data: TypeAlias = "bool | int | float | str | list[_Data] | dict[str, _Data] | 
 KNOWN_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _CONTENT_HOLDERS = ("content", "tool_calls", "reasoning_content")
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+# Some templates know a message that is calls of functions by its content of None.
+_ASKS_FOR_NONE = re.compile(r"""content['"]?\]?\s+is\s+(not\s+)?none""")
 _PROBE = "paceline content probe"
 
 
@@ -101,7 +104,7 @@ def _listed(messages: object) -> Sequence[object]:
 
 
 def _message(message: object, index: int, source: str) -> dict[str, _Data]:
-    """A message as plain data, without its None values (many templates would print "None")."""
+    """A message as plain data, without None values, which many templates would print."""
     where = f"message {index}"
     if not isinstance(message, Mapping):
         msg = (
@@ -110,7 +113,8 @@ def _message(message: object, index: int, source: str) -> dict[str, _Data]:
         )
         raise TemplateError(msg)
     plain = cast("dict[str, _Data]", _plain(message, where))
-    plain = {key: value for key, value in plain.items() if value is not None}
+    asks = "tool_calls" in plain and "content" in plain and _ASKS_FOR_NONE.search(source)
+    plain = {key: v for key, v in plain.items() if v is not None or (asks and key == "content")}
     role = plain.get("role")
     if not isinstance(role, str) or not (role in KNOWN_ROLES or _names(source, role)):
         msg = (
@@ -127,7 +131,7 @@ def _message(message: object, index: int, source: str) -> dict[str, _Data]:
             "the message a `content`"
         )
         raise TemplateError(msg)
-    _check_content(plain.get("content", ""), where)
+    _check_content("" if (content := plain.get("content")) is None else content, where)
     return plain
 
 

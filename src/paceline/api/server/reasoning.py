@@ -137,11 +137,19 @@ class AnswerParser:
     Args:
         think: splits off the reasoning; None: the model writes none.
         calls: finds calls in the rest; None: all of it is content.
+        shows_reasoning: False: it is dropped.
     """
 
-    def __init__(self, think: ThinkParser | None, calls: CallParser | None) -> None:
+    def __init__(
+        self,
+        think: ThinkParser | None,
+        calls: CallParser | None,
+        *,
+        shows_reasoning: bool = True,
+    ) -> None:
         self._think = think
         self._calls = calls
+        self._shows_reasoning = shows_reasoning
 
     def feed(self, text: str) -> list[Piece]:
         """Take the next part of the answer, of any length; return what became certain."""
@@ -157,13 +165,13 @@ class AnswerParser:
         return merged([*self.feed(text), *self.finish()])
 
     def _with_calls(self, pieces: Sequence[Piece]) -> list[Piece]:
-        if self._calls is None:
-            return merged(pieces)
         found: list[Piece] = []
         for piece in pieces:
             match piece:
-                case Content(text):
+                case Content(text) if self._calls is not None:
                     found += self._calls.feed(text)
+                case Reasoning() if not self._shows_reasoning:
+                    continue
                 case _:
                     found.append(piece)
         return merged(found)

@@ -1,0 +1,260 @@
+"""Plans that know functions and reasoning: how a request's tools reach the model and how calls come back.
+
+`planner_of` looks once at what is served and says how that model writes; a `ModelPlanner` then makes one
+plan per request. Nothing here runs the engine or knows HTTP.
+Not for: the families' forms (tool_parsers), grammars (tool_grammar.py, answer_rules.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from paceline.api.server.answer_rules import AnswerRules
+from paceline.api.server.conversation import effort_variables, rendered
+from paceline.api.server.reasoning import (
+    AnswerParser,
+    ThinkForm,
+    Thinking,
+    ThinkParser,
+    count_reasoning,
+)
+from paceline.api.server.tool_parsers.dialects import DIALECTS, HERMES, Dialect, recognised
+from paceline.api.server.tool_prompt import as_text, for_template
+from paceline.api.server.tool_request import Mode, ToolUse, read_tools
+from paceline.core.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from paceline.api.chat_template import Message
+    from paceline.api.server.context import Compiler
+    from paceline.api.server.job import Constraint
+    from paceline.api.server.protocol_chat import ChatRequest
+    from paceline.api.tokenizer import Tokenizer
+
+AUTO, NONE = "auto", "none"
+# vLLM's names; they write alike.
+THINKERS = ("qwen3", "deepseek_r1", "kimi_k2")
+_DEFAULT, _TOOL_USE = "default", "tool_use"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlan:
+    """One request's plan (`plan.Plan`)."""
+
+    messages: Sequence[Message]
+    variables: Mapping[str, object]
+    constraint: Constraint | None
+    shows_special: bool
+    use: ToolUse
+    dialect: Dialect
+    think: ThinkForm | None
+    tokenizer: Tokenizer = field(repr=False)
+    shows_reasoning: bool = True
+
+    def parser(self, prompt: str) -> AnswerParser:
+        """A fresh parser for an answer to a rendered prompt."""
+        think = None if self.think is None else ThinkParser(self.think, self.think.after(prompt))
+        names = frozenset(function.name for function in self.use.allowed)
+        calls = None if self.use.mode is Mode.NONE else self.dialect.parser(names)
+        return AnswerParser(think, calls, shows_reasoning=self.shows_reasoning)
+
+    def reasoning_tokens(self, prompt: str, token_ids: Sequence[int]) -> int | None:
+        """How many of an answer's tokens are reasoning; None: the model marks none."""
+        if self.think is None:
+            return None
+        return count_reasoning(token_ids, self.tokenizer, self.think, self.think.after(prompt))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPlanner:
+    """Makes plans for one model (`plan.Planner`).
+
+    Attributes:
+        dialect: how it writes calls.
+        think: how it marks reasoning; None: it marks none.
+        knows_tools: its template writes functions, calls and results itself.
+        text_arguments: that template wants the arguments of past calls as JSON text.
+    """
+
+    tokenizer: Tokenizer = field(repr=False)
+    dialect: Dialect
+    think: ThinkForm | None
+    knows_tools: bool
+    text_arguments: bool
+
+    def plan(self, body: ChatRequest, compiler: Compiler | None) -> ModelPlan:
+        """The plan of a request.
+
+        Raises:
+            ApiError: 400; its tools or its format cannot be served.
+        """
+        use = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
+        tools = [function.tool for function in use.told]
+        variables: dict[str, object] = {}
+        if self.knows_tools:
+            messages = for_template(body.messages, text_arguments=self.text_arguments)
+            variables |= {"tools": tools} if tools else {}
+        else:
+            messages = as_text(body.messages, tools)
+        think = None
+        if self.think is not None:
+            ends = self.dialect.ends_reasoning if use.mode is not Mode.NONE else ()
+            think = replace(self.think, also_ends=ends)
+
+        def thinking() -> Thinking:
+            assert think is not None, "asked of a model that reasons"
+            return think.after(self._prompt(body, messages, variables))
+
+        rules = AnswerRules(dialect=self.dialect, think=think, token_id=self._token_id)
+        return ModelPlan(
+            messages=messages,
+            variables=variables,
+            constraint=rules.constraint(body, use, compiler, thinking),
+            shows_special=self._shows_special(use),
+            use=use,
+            dialect=self.dialect,
+            think=think,
+            tokenizer=self.tokenizer,
+            shows_reasoning=body.include_reasoning is not False,
+        )
+
+    def _prompt(
+        self, body: ChatRequest, messages: Sequence[Message], variables: Mapping[str, object]
+    ) -> str:
+        effort = effort_variables(body.reasoning_effort, self.tokenizer)
+        return rendered(
+            messages,
+            self.tokenizer,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            variables={**variables, **effort},
+            kwargs=body.chat_template_kwargs,
+        )
+
+    def _shows_special(self, use: ToolUse) -> bool:
+        """Whether marks are special tokens, which a text leaves out unless it is told otherwise."""
+        marks = self.dialect.marks if use.mode is not Mode.NONE else ()
+        thinks = () if self.think is None else (self.think.opens, self.think.closes)
+        return any(self._token_id(mark) is not None for mark in (*marks, *thinks))
+
+    def _token_id(self, mark: str) -> int | None:
+        token_id = self.tokenizer.backend.token_to_id(mark)
+        return token_id if token_id in self.tokenizer.special_ids else None
+
+
+def planner_of(
+    tokenizer: Tokenizer,
+    *,
+    tool_call_parser: str | None = None,
+    reasoning_parser: str | None = None,
+) -> ModelPlanner:
+    """The planner of a model.
+
+    Args:
+        tokenizer: the model's, with its chat templates.
+        tool_call_parser: a dialect's name; None or "auto": the one whose marks the template writes,
+            Hermes' if it writes none that is known.
+        reasoning_parser: one of `THINKERS`, or "none"; None or "auto": reasoning is looked for if the
+            template or the vocabulary has its marks.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    return ModelPlanner(
+        tokenizer=tokenizer,
+        dialect=(chosen := choose_dialect(_template(tokenizer), tool_call_parser)),
+        think=choose_thinking(tokenizer, reasoning_parser),
+        knows_tools=(
+            (tool_call_parser not in {None, AUTO} or recognised(_template(tokenizer)) is chosen)
+            and _shows_tools(tokenizer)
+        ),
+        text_arguments=_wants_text(tokenizer),
+    )
+
+
+def choose_dialect(template: str, name: str | None) -> Dialect:
+    """How a model with this chat template writes calls (`planner_of`).
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    if name is None or name == AUTO:
+        return recognised(template) or HERMES
+    if name not in DIALECTS:
+        msg = (
+            f"tool_call_parser {name!r} is not known; {AUTO}, {', '.join(DIALECTS)} are possible; "
+            "choose one of these"
+        )
+        raise ConfigError(msg)
+    return DIALECTS[name]
+
+
+def choose_thinking(tokenizer: Tokenizer, name: str | None) -> ThinkForm | None:
+    """How a model marks its reasoning (`planner_of`).
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    form = ThinkForm()
+    if name == NONE:
+        return None
+    if name in THINKERS:
+        return form
+    if name is not None and name != AUTO:
+        msg = (
+            f"reasoning_parser {name!r} is not known; {AUTO}, {NONE}, {', '.join(THINKERS)} are "
+            "possible; choose one of these"
+        )
+        raise ConfigError(msg)
+    marked = form.closes in _template(tokenizer)
+    return form if marked or tokenizer.backend.token_to_id(form.closes) is not None else None
+
+
+def _template(tokenizer: Tokenizer) -> str:
+    """The template that renders requests with tools; "": there is none."""
+    templates = tokenizer.chat_templates
+    return templates.get(_TOOL_USE) or templates.get(_DEFAULT) or ""
+
+
+_PROBE = "paceline_probe"
+_PROBE_ARGUMENTS = re.compile(r'"paceline"\s*:\s*"pro\\"be"')
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _PROBE,
+        "description": "Look",
+        "parameters": {"type": "object", "properties": {"paceline": {"type": "string"}}},
+    },
+}
+
+
+def _shows_tools(tokenizer: Tokenizer) -> bool:
+    """Whether the template writes the functions that it is given; found out by trying."""
+    messages: list[Message] = [{"role": "user", "content": "Hello"}]
+    try:
+        return _PROBE in tokenizer.chat_text(messages, tools=[_TOOL])
+    except RequestError:
+        return False
+
+
+def _wants_text(tokenizer: Tokenizer) -> bool:
+    """Whether arguments come out as JSON only if they were given as text; found out by trying."""
+
+    def comes_out(arguments: object) -> bool:
+        function = {"name": _PROBE, "arguments": arguments}
+        call: dict[str, Any] = {"id": "functions.x:0", "type": "function", "function": function}
+        messages: list[Message] = [
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "functions.x:0", "content": "Found"},
+        ]
+        try:
+            text = tokenizer.chat_text(messages, tools=[_TOOL])
+        except RequestError:
+            return False
+        return _PROBE_ARGUMENTS.search(text) is not None
+
+    value = 'pro"be'
+    return not comes_out({"paceline": value}) and comes_out('{"paceline": "pro\\"be"}')
