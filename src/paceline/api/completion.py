@@ -55,7 +55,8 @@ class Completion:
         self._sources: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         stop_ids = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
+        # A grammar allows these ids at its end alone, and keeps `ignore_eos` by itself.
+        if grammar is not None or not params.ignore_eos:
             stop_ids |= eos_token_ids
         self.request = Request(
             id=request_id,

@@ -117,13 +117,11 @@ class Constraints:
             verbose_errors=False,
         )
 
-    def json_schema(
-        self, schema: Mapping[str, object] | str | bool, *, whitespace: Whitespace = "flexible"
-    ) -> Constraint:
+    def json_schema(self, schema: object, *, whitespace: Whitespace = "flexible") -> Constraint:
         """JSON that a schema (draft 2020-12) accepts.
 
         Args:
-            schema: the schema, or its JSON text.
+            schema: an object of JSON values, its JSON text, or True.
             whitespace: "flexible": up to 64 whitespace characters where JSON allows any; "spaced": one
                 space after "," and ":", none elsewhere, as Python's `json.dumps` writes; "compact": none.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from paceline.api.server.errors import ApiError
+from paceline.core.tree import FORCED
 
 if TYPE_CHECKING:
     from paceline.api.server.job import Constraint
@@ -24,6 +25,7 @@ _SOURCES: Mapping[int, str] = {
     2: "past outputs",
     4: "dflash",
     5: "eagle3",
+    FORCED: "grammar",
 }
 _DDTREE = "ddtree"
 

@@ -12,8 +12,8 @@ from paceline.core.request import Grammar, SamplingParams
 class Constraint(Protocol):
     """A compiled rule for answers; every sample of every prompt gets a fresh state of it."""
 
-    def start(self) -> Grammar:
-        """The state before the first token."""
+    def start(self, *, ignore_eos: bool = False) -> Grammar:
+        """The state before the first token; `ignore_eos`: it ends only where nothing else may follow."""
         ...
 
 
