@@ -37,6 +37,7 @@ from paceline.api.prompts import (
 from paceline.api.results import Chunk, Result
 from paceline.api.submission import Item, Submitted, opened
 from paceline.core.request import SamplingParams
+from paceline.core.stages import Stages, silent
 
 if TYPE_CHECKING:
     from paceline.api.chat_template import Message
@@ -75,6 +76,7 @@ class LLM:
         model: folder, GGUF file, hub id, or "default".
         config: start from this config instead of the defaults.
         progress: told what `Engine.build` tells: graphs captured, and of how many (GPU).
+        stages: who measures the parts of a step.
         **options: flat names of config fields: max_len, max_rows, memory_gb, dtype, weights, ...;
             `spec` is the drafter ("none", "ngram", "suffix", "suffix:path"), `spec_nodes` its most
             draft nodes per step, `speculative_config` a mapping with vLLM's keys.
@@ -91,6 +93,7 @@ class LLM:
         *,
         config: EngineConfig | None = None,
         progress: Callable[[int, int], None] | None = None,
+        stages: Stages = silent,
         **options: object,
     ) -> None:
         if config is None or model != "default":
@@ -104,7 +107,7 @@ class LLM:
         def probes() -> Probes:
             return probes_of(Tokenizer.from_files(find(resolved.model).path))
 
-        engine = Engine.build(resolved, probes=probes, progress=progress)
+        engine = Engine.build(resolved, probes=probes, progress=progress, stages=stages)
         try:
             tokenizer = Tokenizer.from_files(find(resolved.model).path)
         except BaseException:
@@ -337,7 +340,7 @@ class LLM:
             eos_token_ids=self._eos,
             prompt_index=prompt_index,
             sample_index=sample_index,
-            grammar=None if constraint is None else constraint.start(),
+            grammar=None if constraint is None else constraint.start(ignore_eos=params.ignore_eos),
             scope=scope,
         )
 

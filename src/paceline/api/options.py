@@ -115,8 +115,8 @@ def engine_config(values: Mapping[str, object], base: EngineConfig | None = None
         new: dict[str, object] = {option.field: value}
         if option.name == "spec" and isinstance(value, str):
             new = dict(split_spec(value))
-        elif not _accepts(value, option.annotation):
-            problems.append(f"{given} must be {_spell(option.annotation)}, got {value!r}")
+        elif not accepts(value, option.annotation):
+            problems.append(f"{given} must be {spell(option.annotation)}, got {value!r}")
         elif isinstance(value, list):
             new[option.field] = tuple(value)
         for name, item in new.items():
@@ -186,8 +186,8 @@ def _speculative(given: object) -> tuple[dict[str, Any], list[str]]:
                 f"unknown key {key!r} in the speculative config; known keys: "
                 + ", ".join(speculative_keys())
             )
-        elif not _accepts(value, hints[name]):
-            problems.append(f"{key} must be {_spell(hints[name])}, got {value!r}")
+        elif not accepts(value, hints[name]):
+            problems.append(f"{key} must be {spell(hints[name])}, got {value!r}")
         elif name in changes:
             problems.append(f"{key} is given twice, under two names; keep one")
         else:
@@ -209,16 +209,16 @@ def _unknown(name: str) -> str:
     return f"unknown option {name!r}; {hint}"
 
 
-def _accepts(value: object, annotation: object) -> bool:
+def accepts(value: object, annotation: object) -> bool:
     """Whether a plain value has the type that a config field states."""
     origin = get_origin(annotation)
     if origin is Literal:
         return any(type(value) is type(a) and value == a for a in get_args(annotation))
     if origin in (Union, types.UnionType):
-        return any(_accepts(value, a) for a in get_args(annotation))
+        return any(accepts(value, a) for a in get_args(annotation))
     if origin is tuple:
         item = get_args(annotation)[0]
-        return isinstance(value, list | tuple) and all(_accepts(v, item) for v in value)
+        return isinstance(value, list | tuple) and all(accepts(v, item) for v in value)
     if annotation is bool or annotation is types.NoneType or annotation is str:
         return isinstance(value, annotation)
     if isinstance(value, bool):
@@ -228,15 +228,15 @@ def _accepts(value: object, annotation: object) -> bool:
     return annotation is int and isinstance(value, int)
 
 
-def _spell(annotation: object) -> str:
+def spell(annotation: object) -> str:
     """A field's type in words."""
     origin = get_origin(annotation)
     if origin is Literal:
         return "one of " + ", ".join(str(a) for a in get_args(annotation))
     if origin in (Union, types.UnionType):
-        return " or ".join(_spell(a) for a in get_args(annotation))
+        return " or ".join(spell(a) for a in get_args(annotation))
     if origin is tuple:
-        return f"a list, each {_spell(get_args(annotation)[0])}"
+        return f"a list, each {spell(get_args(annotation)[0])}"
     words = {
         bool: "true or false",
         int: "a whole number",

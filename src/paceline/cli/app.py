@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 import paceline
+from paceline.cli import serve
 from paceline.cli.console import (
     STDIN,
     PlainConsole,
@@ -42,7 +43,12 @@ INTERRUPTED = 130
 READER_GONE = 141  # 128 + SIGPIPE, as for a program that the signal ends
 
 # Their INFO is shown with warnings: it says what a start waits for.
-_TELLING = ("paceline.engine.fitness", "paceline.engine.beforehand")
+_TELLING = (
+    "paceline.api.server",
+    "paceline.cli.serve",
+    "paceline.engine.beforehand",
+    "paceline.engine.fitness",
+)
 
 # Commands that take a prompt, which is one argument.
 _OF_A_PROMPT = frozenset({"generate", "chat", "demo"})
@@ -65,6 +71,7 @@ _COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
             'git diff | paceline chat - --system "Describe this change."',
         ),
     ),
+    "serve": ("paceline.cli.serve:serve", serve.EXAMPLES),
     "bench": ("paceline.cli.bench:BENCH", ()),
     "check": ("paceline.cli.check:CHECKS", ()),
     "train": ("paceline.cli.train:TRAINERS", ()),

@@ -72,7 +72,7 @@ SAMPLING_HELP: Mapping[str, str] = {
 # Served by the engine's own flag of the same meaning.
 _NO_FLAG = frozenset({"num_speculative_tokens"})
 # On the command line --seed is the answer's; the engine's own has another name.
-_ENGINE_SEED = "engine_seed"
+ENGINE_SEED = "engine_seed"
 _LISTS = {"stop": list[str], "allowed_token_ids": list[int], "banned_token_ids": list[int]}
 _LISTS["stop_token_ids"] = list[int]
 
@@ -93,23 +93,31 @@ class SpecChoices:
 
 
 @dataclass(frozen=True, slots=True)
-class _Flags:
+class Flags:
     """The flags behind one parameter of a command, and how they become its value."""
 
     parameters: list[inspect.Parameter]
     make: Callable[[dict[str, Any]], object]
 
 
-def with_flags(command: Callable[..., int]) -> Callable[..., int]:
-    """Return `command` with flags in place of its config parameters (see above)."""
+def with_flags(
+    command: Callable[..., int], more: Mapping[type, Callable[[], Flags]] | None = None
+) -> Callable[..., int]:
+    """Return `command` with flags in place of its config parameters (see above).
+
+    Args:
+        command: to be given flags.
+        more: further types of parameters, and the flags behind each.
+    """
     hints = get_type_hints(command, include_extras=True)
-    makers = {
+    makers: dict[type, Callable[[], Flags]] = {
         EngineConfig: _engine_flags,
         SpecChoices: _choices_flags,
         SamplingParams: _sampling_flags,
         Settings: _settings_flags,
+        **(more or {}),
     }
-    expanded: dict[str, _Flags] = {}
+    expanded: dict[str, Flags] = {}
     own: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in hints and hints[name] in makers:
@@ -152,18 +160,18 @@ def _dashes(value: object) -> object:
     return "-" if value == STDIN or value == Path(STDIN) else value
 
 
-def _engine_flags() -> _Flags:
-    parameters = [*(_option_flag(o) for o in options().values()), _config_flag()]
-    return _Flags(parameters, _engine_config)
+def _engine_flags() -> Flags:
+    parameters = [*(option_flag(o) for o in options().values()), config_flag()]
+    return Flags(parameters, _engine_config)
 
 
 def _engine_config(values: dict[str, Any]) -> EngineConfig:
-    renamed = {"seed" if k == _ENGINE_SEED else k: v for k, v in values.items()}
+    renamed = {"seed" if k == ENGINE_SEED else k: v for k, v in values.items()}
     return engine_config(renamed)
 
 
-def _choices_flags() -> _Flags:
-    several = _flag(
+def _choices_flags() -> Flags:
+    several = flag(
         "spec",
         list[str],
         _SPEC_HELP + "; give it several times to compare",
@@ -171,7 +179,7 @@ def _choices_flags() -> _Flags:
         names=["--spec", "--spec-method"],
         default=options()["spec"].default,
     )
-    rest = [_option_flag(o) for o in options().values() if o.name != "spec"]
+    rest = [option_flag(o) for o in options().values() if o.name != "spec"]
 
     def make(values: dict[str, Any]) -> SpecChoices:
         specs = values.pop("spec", None)
@@ -181,7 +189,7 @@ def _choices_flags() -> _Flags:
         items = [SpecChoice(spec=s, config=_engine_config({**values, "spec": s})) for s in specs]
         return SpecChoices(items=_with_folders(items))
 
-    return _Flags([several, *rest, _config_flag()], make)
+    return Flags([several, *rest, config_flag()], make)
 
 
 def _with_folders(items: list[SpecChoice]) -> tuple[SpecChoice, ...]:
@@ -197,29 +205,45 @@ def _with_folders(items: list[SpecChoice]) -> tuple[SpecChoice, ...]:
     )
 
 
-def _option_flag(option: Option) -> inspect.Parameter:
-    name = _ENGINE_SEED if option.name == "seed" else option.name
+def option_flag(option: Option, *more: str, env: str | None = None) -> inspect.Parameter:
+    """An engine's option as a flag.
+
+    Args:
+        option: of the flat names.
+        more: further names of the flag.
+        env: environment variable that stands in for it.
+    """
+    name = ENGINE_SEED if option.name == "seed" else option.name
     names = [name, *ALIASES.get(name, ())]
-    return _flag(
+    return flag(
         name,
         option.annotation,
         _SPEC_HELP if option.name == "spec" else option.help,
         _SPECULATION if option.part == "draft" else _ENGINE,
-        names=[_dashed(n) for n in names],
+        names=[*(dashed(n) for n in names), *more],
         default=option.default,
+        env=env,
     )
 
 
-def _config_flag() -> inspect.Parameter:
-    names = ["--speculative-config", "-sc"]
-    return _flag("speculative_config", str, _CONFIG_HELP, _SPECULATION, names=names, default=None)
+def config_flag(env: str | None = None) -> inspect.Parameter:
+    """The drafter's options as one JSON object."""
+    return flag(
+        "speculative_config",
+        str,
+        _CONFIG_HELP,
+        _SPECULATION,
+        names=["--speculative-config", "-sc"],
+        default=None,
+        env=env,
+    )
 
 
-def _sampling_flags() -> _Flags:
+def _sampling_flags() -> Flags:
     hints = get_type_hints(SamplingParams)
     by_name = {f.name: f for f in fields(SamplingParams)}
     parameters = [
-        _flag(
+        flag(
             name,
             str if name == "logit_bias" else _LISTS.get(name, hints[name]),
             text,
@@ -235,23 +259,23 @@ def _sampling_flags() -> _Flags:
             values["logit_bias"] = _logit_bias(values["logit_bias"])
         return SamplingParams(**values)
 
-    return _Flags(parameters, make)
+    return Flags(parameters, make)
 
 
-def _settings_flags() -> _Flags:
+def _settings_flags() -> Flags:
     hints = get_type_hints(Settings)
     parameters = [
-        _flag(f.name, hints[f.name], f.metadata["help"], _RUN, default=f.default)
+        flag(f.name, hints[f.name], f.metadata["help"], _RUN, default=f.default)
         for f in fields(Settings)
     ]
-    return _Flags(parameters, lambda values: Settings(**values))
+    return Flags(parameters, lambda values: Settings(**values))
 
 
 def _default(field: Field[Any]) -> object:
     return None if field.default is MISSING else field.default
 
 
-def _flag(
+def flag(
     name: str,
     annotation: Any,
     text: str,
@@ -259,9 +283,22 @@ def _flag(
     *,
     default: object,
     names: list[str] | None = None,
+    env: str | None = None,
+    hidden: bool = False,
 ) -> inspect.Parameter:
-    """One optional flag; None means that it was not given, help shows the field's default."""
-    shown = default is not None and default != ()
+    """One optional flag; None means that it was not given, help shows the field's default.
+
+    Args:
+        name: of the parameter, and of the flag where `names` is None.
+        annotation: type of its value.
+        text: help.
+        group: its place in the help.
+        default: shown.
+        names: of the flag.
+        env: environment variable that stands in for it.
+        hidden: not in the help.
+    """
+    shown = default is not None and default not in {(), ""}
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -269,11 +306,14 @@ def _flag(
         annotation=Annotated[
             annotation | None,
             Parameter(
-                name=names or [_dashed(name)],
+                name=names or [dashed(name)],
                 group=group,
                 help=text,
                 show_default=(lambda _: spelled(default)) if shown else False,
                 negative_iterable=(),
+                env_var=env,
+                show_env_var=False,
+                show=not hidden,
             ),
         ],
     )
@@ -284,7 +324,8 @@ def spelled(default: object) -> str:
     return shlex.join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
-def _dashed(name: str) -> str:
+def dashed(name: str) -> str:
+    """A field's name as a flag."""
     return "--" + name.replace("_", "-")
 
 

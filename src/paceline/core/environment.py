@@ -12,6 +12,7 @@ from pathlib import Path
 
 # The package's own variables; CC, OMP_NUM_THREADS and OPENAI_API_KEY are others', and honoured.
 VARIABLES = ("PACELINE_LOG", "PACELINE_LOG_OPS", "PACELINE_NATIVE", "PACELINE_CACHE")
+_SERVE = "PACELINE_SERVE_"  # and a flag of `paceline serve`, in capitals
 
 
 def log_level() -> int:
@@ -59,3 +60,13 @@ def openmp_threads() -> int | None:
 def openai_key() -> str | None:
     """OPENAI_API_KEY: the key that clients of OpenAI-compatible servers send by default."""
     return os.environ.get("OPENAI_API_KEY") or None
+
+
+def serve_variable(name: str) -> str:
+    """PACELINE_SERVE_<NAME>: stands in for a flag of `paceline serve`; the command line reads it."""
+    return _SERVE + name.upper()
+
+
+def serve_variables() -> tuple[str, ...]:
+    """The variables of that kind that are set."""
+    return tuple(sorted(name for name in os.environ if name.startswith(_SERVE)))

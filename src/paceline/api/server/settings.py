@@ -6,10 +6,12 @@ where the meaning is equal. What the engine is built from is `core.config.Engine
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_origin, get_type_hints
 
+from paceline.api.options import accepts, spell
 from paceline.core.errors import ConfigError
 
 NETWORK, KEYS, LIMITS, LIFE, ANSWERS, METRICS = (
@@ -217,3 +219,51 @@ _LEAST: Mapping[str, float] = {
     "watchdog_timeout": 1.0,
     "max_stored_responses": 0,
 }
+
+
+def settings_of(values: Mapping[str, object]) -> ServerSettings:
+    """Settings from plain values, such as a YAML file gives.
+
+    Args:
+        values: field name -> value. One text stands for a list of one.
+
+    Raises:
+        ConfigError: unknown names, values of the wrong type or out of range; all problems at once.
+    """
+    hints = get_type_hints(ServerSettings)
+    found: dict[str, Any] = {}
+    problems = []
+    for name, value in values.items():
+        if name not in hints:
+            problems.append(unknown(name, hints))
+            continue
+        several = get_origin(hints[name]) is tuple
+        listed = [value] if several and isinstance(value, str) else value
+        if not accepts(listed, hints[name]):
+            problems.append(f"{name} must be {spell(hints[name])}, got {value!r}")
+        found[name] = tuple(listed) if isinstance(listed, list) else listed
+    if problems:
+        msg = "invalid server settings: " + "; ".join(problems)
+        raise ConfigError(msg)
+    return ServerSettings(**found)
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """What is said of a name that nobody knows, with the one that was perhaps meant."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    return f"unknown option {name!r}; {hint}"
+
+
+def changed(settings: ServerSettings) -> dict[str, Any]:
+    """What differs from the defaults, keys not shown; for the log."""
+    default = ServerSettings()
+    found = {
+        f.name: getattr(settings, f.name)
+        for f in fields(settings)
+        if getattr(settings, f.name) != getattr(default, f.name)
+    }
+    if "api_key" in found:
+        found["api_key"] = f"({len(settings.api_key)} not shown)"
+    return found

@@ -1,0 +1,255 @@
+"""The server's process: its socket, its signals, and how it ends.
+
+    running    requests are taken
+    draining   after the first SIGTERM or SIGINT: the socket is closed, what runs may end by itself
+    ending     after the time for that, or a second signal: what still runs is ended
+
+A process that was asked to end exits with 0; one whose engine loop has died with 1, soon after.
+Not for: an app inside another program, which has its own signals (app.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+from paceline.api.server.connection import limited
+from paceline.api.server.service import Service
+from paceline.api.server.settings import ServerSettings
+from paceline.core.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.2  # how often the engine loop is looked at
+_LAST_WORDS_S = 1.0  # for answers to those whose engine has died
+_GRACE_S = 3.0  # for connections to close once their answers have ended
+_BACKLOG = 2048
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def bound(settings: ServerSettings) -> socket.socket:
+    """The address, taken but not yet listened at: whoever comes is refused until requests are taken.
+
+    Raises:
+        ConfigError: it is in use, not this machine's, or not allowed.
+    """
+    where = settings.uds or f"{settings.host} port {settings.port}"
+    try:
+        if settings.uds is not None:
+            return _bound_path(settings.uds)
+        found = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, protocol, _, address = found[0]
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+        except BaseException:
+            made.close()
+            raise
+    except OSError as error:
+        msg = (
+            f"cannot listen at {where} ({error.strerror or error}); another --host and --port are "
+            "possible, and --port 0 takes a free one"
+        )
+        raise ConfigError(msg) from error
+    return made
+
+
+def _bound_path(path: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if Path(path).is_socket():
+            with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+                if probe.connect_ex(path) == 0:
+                    msg = f"another server listens at {path}; name another --uds, or end that one"
+                    raise ConfigError(msg)  # noqa: TRY301 (the socket is closed below)
+            Path(path).unlink()  # one that has ended left it
+        made.bind(path)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def address_of(listening: socket.socket, settings: ServerSettings) -> str:
+    """What a client has to be told, as a URL."""
+    if settings.uds is not None:
+        return f"unix:{settings.uds}"
+    host, port = listening.getsockname()[:2]
+    scheme = "http" if settings.ssl_certfile is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, with our own signals."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and say so."""
+        await super().startup(sockets)
+        if self.started and not self.should_exit:
+            self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+class Life:
+    """One run of a server.
+
+    Args:
+        app: what is served.
+        service: the app's.
+        listening: from `bound`; closed at the end.
+        ready: called once requests are taken.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        service: Service,
+        listening: socket.socket,
+        *,
+        ready: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._service = service
+        self._listening = listening
+        self._settings = settings = service.settings
+        self._num_signals = 0
+        self._failed = False
+        self._draining: asyncio.Task[None] | None = None
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=limited(settings),
+                ws="none",
+                lifespan="on",
+                log_config=None,
+                access_log=settings.access_log,
+                server_header=False,
+                root_path=settings.root_path,
+                backlog=_BACKLOG,
+                limit_concurrency=settings.max_connections,
+                timeout_keep_alive=settings.timeout_keep_alive,  # type: ignore[arg-type]
+                timeout_graceful_shutdown=int(settings.drain_timeout + _GRACE_S + 1),
+                ssl_certfile=settings.ssl_certfile,
+                ssl_keyfile=settings.ssl_keyfile,
+                ssl_ca_certs=settings.ssl_ca_certs,
+                ssl_cert_reqs=2 if settings.ssl_ca_certs is not None else 0,
+            ),
+            ready,
+        )
+
+    def run(self) -> int:
+        """Serve until a signal or the engine's end; return the exit code."""
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(self._run())
+
+    async def _run(self) -> int:
+        events = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            events.add_signal_handler(number, self._signalled, number)
+        watch = asyncio.create_task(self._watch())
+        try:
+            await self._server.serve([self._listening])
+        finally:
+            watch.cancel()
+            if self._draining is not None:
+                self._draining.cancel()
+            self._service.abort_all()
+            self._unlink()
+        return 1 if self._failed else 0
+
+    def _unlink(self) -> None:
+        if self._settings.uds is not None:
+            Path(self._settings.uds).unlink(missing_ok=True)
+
+    def _signalled(self, number: int) -> None:
+        self._num_signals += 1
+        name = signal.Signals(number).name
+        if self._num_signals == 1:
+            waiting = self._service.admission.num_open
+            log.info(
+                "%s: no more requests are taken; %d answers have %g s to end (a second signal ends "
+                "them at once)",
+                name,
+                waiting,
+                self._settings.drain_timeout,
+            )
+            self._service.stop_admitting()
+            self._draining = asyncio.create_task(self._drain())
+            self._server.should_exit = True
+        else:
+            log.info("%s again: ending at once", name)
+            self._service.abort_all()
+            self._server.force_exit = self._server.should_exit = True
+
+    async def _drain(self) -> None:
+        if not await self._service.drain(self._settings.drain_timeout):
+            log.warning("answers were ended: they had not come to their end in time")
+        # What is left are clients that do not take what was made for them.
+        await asyncio.sleep(_GRACE_S)
+        self._server.force_exit = True
+
+    async def _watch(self) -> None:
+        """End the process once the engine's loop has."""
+        while self._service.llm.stopped is None:  # noqa: ASYNC110 (another thread sets it)
+            await asyncio.sleep(_LOOK_S)
+        if self._server.should_exit:
+            return
+        self._failed = True
+        log.critical("the server ends: %s", self._service.llm.stopped)
+        self._service.stop_admitting()
+        await asyncio.sleep(_LAST_WORDS_S)
+        self._server.should_exit = True
+        await asyncio.sleep(_GRACE_S)
+        self._server.force_exit = True
+
+
+def close_or_leave(close: Callable[[], object], seconds: float) -> bool:
+    """Close something that waits for the engine's step; False: it did not come back in time."""
+    closing = threading.Thread(target=close, name="paceline-close", daemon=True)
+    closing.start()
+    closing.join(seconds)
+    return not closing.is_alive()
+
+
+def write_port(path: str, listening: socket.socket) -> None:
+    """Write the port to a file, which appears whole.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    target = Path(path)
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        part.write_text(f"{listening.getsockname()[1]}\n", encoding="ascii")
+        part.replace(target)
+    except OSError as error:
+        msg = f"port_file {path} cannot be written ({error}); name a file in a folder of yours"
+        raise ConfigError(msg) from error
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,190 @@
+"""`paceline serve`: a model behind OpenAI's interface."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from paceline.api.options import options
+from paceline.api.server.settings import changed
+from paceline.cli.console import waiting
+from paceline.cli.flags import with_flags
+from paceline.cli.serve_flags import Serving, serving_flags
+from paceline.core.errors import ConfigError
+from paceline.core.garbage import only_new_garbage
+
+if TYPE_CHECKING:
+    from paceline.api.llm import LLM
+    from paceline.api.server.settings import ServerSettings
+
+log = logging.getLogger(__name__)
+
+EXAMPLES = (
+    "paceline serve",
+    "paceline serve ./my-model --host 0.0.0.0 --port 8000 --api-key SECRET",
+    "paceline serve my-model.gguf --spec suffix --max-num-seqs 32 --max-model-len 8192",
+    "paceline serve --config serve.yaml",
+    "PACELINE_SERVE_API_KEY=SECRET paceline serve",
+)
+_NEEDED = ("fastapi", "httptools", "prometheus_client", "uvicorn", "yaml")
+_CLOSE_S = 10.0  # for the engine's last step
+
+
+def _serve(
+    named: Annotated[
+        str | None,
+        Parameter(
+            name="MODEL", help="folder, GGUF file, hub id, or 'default' (SmolLM2-135M-Instruct)"
+        ),
+    ] = None,
+    /,
+    *,
+    serving: Serving,
+) -> int:
+    """Serve a model over HTTP, with OpenAI's interface.
+
+    Every flag may also stand in the environment (PACELINE_SERVE_MAX_LEN=4096) or in a YAML file
+    (--config). Ctrl-C or SIGTERM ends the server once its answers are whole, a second one at once.
+    """
+    _check_installed()
+    config = serving.config
+    if named is not None:
+        if config.model not in {"default", named}:
+            msg = (
+                f"two models are named, {named} and {config.model}; one is served; name it once, as "
+                "MODEL or as --model"
+            )
+            raise ConfigError(msg)
+        config = replace(config, model=named)
+    return _run(replace(serving, config=config))
+
+
+serve = with_flags(_serve, {Serving: serving_flags})
+
+
+def _check_installed() -> None:
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        msg = (
+            f"the server needs {', '.join(missing)}, which are not installed; the rest of Paceline "
+            "works without; install them with: pip install 'paceline[server]'"
+        )
+        raise ConfigError(msg)
+
+
+def _run(serving: Serving) -> int:
+    from paceline.api.server import life
+    from paceline.api.server.keys import Keys
+    from paceline.api.server.stage_clock import StageClock
+    from paceline.core.stages import silent
+
+    Keys.of(serving.settings)  # mistakes are told before a model is loaded for minutes
+    listening = life.bound(serving.settings)
+    clock = StageClock()
+    try:
+        with waiting(
+            f"loading {serving.config.model} (the first start takes longer)",
+            "capturing CUDA graphs",
+        ) as bar:
+            from paceline.api.llm import LLM
+
+            llm = LLM(
+                config=serving.config,
+                progress=bar,
+                stages=clock if serving.settings.stage_metrics else silent,
+            )
+        code = _live(llm, serving, listening, clock)
+    finally:
+        listening.close()
+    if not life.close_or_leave(llm.close, _CLOSE_S):
+        log.error("the engine's step does not end; the process ends without it")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _live(llm: LLM, serving: Serving, listening: Any, clock: Any) -> int:
+    from paceline.api.server import life
+    from paceline.api.server.app import create_app
+    from paceline.api.server.metrics import Metrics
+    from paceline.api.server.service import Service
+
+    settings = _named(serving, llm)
+    metrics = Metrics(settings.served_model_name[0], vllm_names=settings.vllm_metrics)
+    clock.tell = metrics.observe_stage
+    service = Service(llm, settings, listener=metrics)
+    app = create_app(service, metrics=metrics)
+    log.info("configuration, where it differs from the defaults: %s", _difference(llm, settings))
+    for note in llm.notes:
+        log.info("note: %s", note)
+
+    def ready() -> None:
+        if settings.port_file is not None:
+            life.write_port(settings.port_file, listening)
+        log.info(
+            "serving %s at %s",
+            ", ".join(settings.served_model_name),
+            life.address_of(listening, settings),
+        )
+
+    with _logs(), only_new_garbage():
+        return life.Life(app, service, listening, ready=ready).run()
+
+
+def _named(serving: Serving, llm: LLM) -> ServerSettings:
+    """Settings with a name for the model, and the model with the template that was asked for."""
+    settings = serving.settings
+    if settings.chat_template is not None:
+        try:
+            text = Path(settings.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            msg = (
+                f"chat_template {settings.chat_template} cannot be read ({error}); give a file with "
+                "a Jinja template"
+            )
+            raise ConfigError(msg) from error
+        llm.tokenizer.chat_templates = {"default": text}
+    if settings.served_model_name:
+        return settings
+    return replace(settings, served_model_name=(serving.config.model,))
+
+
+def _difference(llm: LLM, settings: ServerSettings) -> str:
+    """Engine and server, as flags would say it."""
+    parts = {"engine": llm.config, "cache": llm.config.cache, "draft": llm.config.draft}
+    found = {
+        option.name: getattr(parts[option.part], option.field)
+        for option in options().values()
+        if getattr(parts[option.part], option.field) != option.default
+    }
+    return json.dumps({**found, **changed(settings)}, ensure_ascii=False, default=str)
+
+
+@contextmanager
+def _logs() -> Iterator[None]:
+    """uvicorn's lines look like ours."""
+    ours = logging.getLogger("paceline").handlers
+    loggers = [logging.getLogger("uvicorn.error"), logging.getLogger("uvicorn.access")]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger, level in zip(loggers, (logging.WARNING, logging.INFO), strict=True):
+        logger.handlers += ours
+        logger.setLevel(level)
+        logger.propagate = False
+    try:
+        yield
+    finally:
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.handlers = [h for h in logger.handlers if h not in ours]
+            logger.setLevel(level)
+            logger.propagate = propagate
