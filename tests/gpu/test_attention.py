@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from paceline.attention import choose
 from paceline.attention.base import PagedAttend
 from paceline.attention.triton import TritonAttention
-from paceline.core.batch import AttnSite
+from paceline.core.batch import AttnSite, ForwardMode
+from paceline.core.device import used_memory
 from paceline.kv.layout import Heads
 from paceline.ops.triton.grid import Tiles
 from tests import attention_grid as grid
@@ -129,16 +131,46 @@ def test_scenes_of_the_engine_and_its_drafters(scene: str, dtype: torch.dtype) -
 
 
 @pytest.mark.parametrize("scene", list(oracle.EXTEND_SCENES))
-def test_prompts_go_to_the_gathering_backend(scene: str) -> None:
-    """EXTEND passes through the same backend object."""
-    made = oracle.build(scene, dtype=torch.bfloat16, layout=Heads(2, 64))
-    site = oracle.every_site(64)[0]
-    want, live = oracle.attend(made, site), int(made.batch.cu_q[-1])
-    made = oracle.on(oracle.build(scene, dtype=torch.bfloat16, layout=Heads(2, 64)), "cuda")
-    backend = TritonAttention()
-    backend.plan(made.batch)
-    found = PagedAttend(backend, made.pool, made.batch).heads(site, made.q, made.k, made.v)
-    agrees(found, want, live)
+def test_prompts_go_to_flash_attention(scene: str) -> None:
+    """EXTEND passes through the same backend object: every site, and dead tokens are zeros."""
+    for at, site in enumerate(oracle.every_site(64)):
+        made = oracle.build(scene, dtype=torch.bfloat16, layout=Heads(2, 64), seed=at)
+        if site.window is not None and any(row.earlier for row in made.rows):
+            continue  # not in the engine: there a prompt's positions are places
+        want, live = oracle.attend(made, site), int(made.batch.cu_q[-1])
+        made = oracle.build(scene, dtype=torch.bfloat16, layout=Heads(2, 64), seed=at)
+        made = oracle.on(made, "cuda")
+        backend = TritonAttention()
+        backend.plan(made.batch)
+        found = PagedAttend(backend, made.pool, made.batch).heads(site, made.q, made.k, made.v)
+        agrees(found, want, live)
+
+
+def test_new_lengths_of_prompts_take_no_memory() -> None:
+    """Nothing is kept for a length that a prompt had: 300 of them, in rows and alone."""
+    layout, backend, rng = Heads(8, 128), TritonAttention(), random.Random(1)
+    site = oracle.every_site(128)[0]
+
+    def prompt() -> None:
+        rows = [oracle.causal(rng.randrange(900), rng.randrange(1, 200)) for _ in range(2)]
+        made = oracle.lay_out(
+            rows,
+            ForwardMode.EXTEND,
+            dtype=torch.bfloat16,
+            layout=layout,
+            num_heads=32,
+            page_size=16,
+        )
+        made = oracle.on(made, "cuda")
+        backend.plan(made.batch)
+        PagedAttend(backend, made.pool, made.batch).heads(site, made.q, made.k, made.v)
+
+    for _ in range(20):
+        prompt()
+    before = used_memory(torch.device("cpu"))
+    for _ in range(300):
+        prompt()
+    assert used_memory(torch.device("cpu")) < before + (64 << 20)
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ def check(device: str, tmp_path: Path, record_property: Any, method: str) -> Non
     plain = run(engine(base, Engine.build, method="none", **own), jobs)
     draft: dict[str, Any] = {}
     if method != "suffix":
-        texts = [p + plain[str(i)].tokens for i, p in enumerate(prompts[:8])]
-        folder = tiny_drafters.overfit_dflash(tmp_path / "drafter", base, texts, steps=30)
+        texts = [p + plain[str(i)].tokens for i, p in enumerate(prompts[:24])]
+        folder = tiny_drafters.overfit_dflash(tmp_path / "drafter", base, texts, steps=120)
         draft["model"] = str(folder)
     eng = engine(base, Engine.build, method=method, **own, **draft)
     done = run(eng, jobs)

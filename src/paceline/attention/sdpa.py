@@ -1,7 +1,7 @@
 """Attention on a CUDA device through PyTorch's own kernels: keys gathered, heads packed.
 
 A step up from the reference where no paged kernel serves: it stays in 16 bits and lets the library
-choose its fused kernel. Query heads of a key/value head are packed as extra queries, so a key is
+choose among its fused kernels, but for cuDNN's, which keeps a plan for every new shape (`flash.py`). Query heads of a key/value head are packed as extra queries, so a key is
 gathered and read once for all of them. Bits may depend on which rows share a pass.
 
 A place beyond a row's keys is read at the row's own first place and hidden, so stale memory never
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from paceline.ops.reference.attention import PaddedView, padded_view, visible
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from paceline.kv.layout import KVLayout
     from paceline.kv.pool import KVPool
 
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 _GATHER_BYTES = 2 << 30  # most bytes of gathered keys and values that exist at once
 
 
@@ -80,9 +82,12 @@ class SdpaAttention:
             k = pool.k[site.index][:, slots[rows]].transpose(0, 1)  # [b, Hkv, K, D]
             v = pool.v[site.index][:, slots[rows]].transpose(0, 1)
             sees = self._mask(site, view)[rows].repeat(1, group, 1).unsqueeze(1)
-            parts.append(
-                scaled_dot_product_attention(packed[rows], k, v, attn_mask=sees, scale=site.scale)
-            )
+            with sdpa_kernel(_KERNELS):
+                parts.append(
+                    scaled_dot_product_attention(
+                        packed[rows], k, v, attn_mask=sees, scale=site.scale
+                    )
+                )
         out = torch.cat(parts) if len(parts) > 1 else parts[0]
         flat = out.view(num_rows, kv_heads, group, q_len, dim).permute(0, 3, 1, 2, 4)
         flat = flat.reshape(num_rows * q_len, num_heads, dim)

@@ -1,7 +1,8 @@
 """The CUDA backend: paged attention by own kernels, for every kind of BLOCK pass.
 
 Keys are read where they lie, once for all query heads and all nodes of a row. A prompt's pass
-(EXTEND) goes to the backend that gathers: its time is in the products, not in the keys. Bits may
+(EXTEND) goes to PyTorch's FlashAttention, over gathered keys (`flash.py`): its time is in the products, not
+in the keys. Bits may
 depend on the number of rows, on the nodes of the longest one and on the page table's width, which
 choose the tiles, so it is not batch-invariant; they do not depend on the order in which programs run.
 
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.attention.flash import FlashPrompts
 from paceline.attention.sdpa import SdpaAttention
 from paceline.core.batch import ForwardMode
 from paceline.ops.triton.grid import Shape, Tiles, WorkSpace, refusal, shape
@@ -39,7 +41,8 @@ class TritonAttention:
     fusable = False
 
     def __init__(self, tiles: Tiles | None = None) -> None:
-        self._prompts = SdpaAttention()
+        flash = torch.backends.cuda.is_flash_attention_available()  # a build may lack it
+        self._prompts = FlashPrompts() if flash else SdpaAttention()
         self._tiles = tiles
         self._work = WorkSpace()
         self._shape: Shape | None = None

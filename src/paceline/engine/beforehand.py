@@ -8,6 +8,7 @@ the first step that asks for it.
 from __future__ import annotations
 
 import logging
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -120,11 +121,11 @@ def _tried(graphs: GraphCache, keys: Sequence[GraphKey]) -> Iterator[tuple[Graph
 def set_aside(sizes: Sequence[int], count: int) -> int:
     """Bytes for `count` usual graphs and some more, after the sizes of the first that were captured.
 
-    The first takes the memory that all share; each other is as large as those after it were on average,
-    which is mostly what the driver keeps of it.
+    A few of them take the memory that all share: the largest step of each kind. Any other is as large as
+    most of these, which is what the driver keeps of it.
     """
     if not sizes:
         return 0
-    first, *others = sizes
-    each = max(sum(others) / len(others) if others else first, _LEAST_BYTES)
-    return int(first + each * (count * (1 + _SPARE) - 1))
+    taken = [max(size, _LEAST_BYTES) for size in sizes]
+    further = max(0.0, count * (1 + _SPARE) - len(sizes))
+    return int(sum(taken) + statistics.median(taken) * further)
