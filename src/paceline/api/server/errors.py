@@ -200,5 +200,5 @@ def _place(error: Mapping[str, Any]) -> str:
     """Where an error is: "messages.0.role", without "body" and without names of types."""
     loc = [part for part in error.get("loc", ()) if part != "body"]
     # A union's member appears in the place as the name of its type: of no use to a client.
-    parts = [str(p) for p in loc if not (isinstance(p, str) and not p.isidentifier())]
+    parts = [str(part) for part in loc if "[" not in str(part)]
     return shown(".".join(parts), 100)
