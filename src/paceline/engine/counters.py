@@ -46,7 +46,7 @@ class Counters:
             self.accepted_per_pos[i] += 1
 
     def as_dict(self) -> dict[str, float]:
-        """Scalar counters by name."""
+        """Counters by name; those of a depth of trees have its number at their end."""
         return {
             "num_extend_steps": float(self.num_extend_steps),
             "num_block_steps": float(self.num_block_steps),
@@ -56,4 +56,8 @@ class Counters:
             "spec_decode_num_draft_tokens": float(self.num_draft_tokens),
             "spec_decode_num_accepted_tokens": float(self.num_accepted_tokens),
             "spec_decode_num_forced_tokens": float(self.num_forced_tokens),
+            **{
+                f"spec_decode_num_accepted_tokens_per_pos_{depth}": float(count)
+                for depth, count in enumerate(self.accepted_per_pos)
+            },
         }

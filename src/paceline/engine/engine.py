@@ -281,9 +281,7 @@ class Engine:
             "graph_seconds": 0.0 if graphs is None else graphs.seconds,
             "graph_bytes": 0.0 if graphs is None else float(graphs.nbytes),
             "num_steps_without_graph": 0.0 if graphs is None else float(graphs.num_eager),
-            "num_preemptions": float(self._scheduler.num_preemptions),
-            "num_waiting": float(self.num_waiting),
-            "num_running": float(self.num_running),
+            **self._scheduler.report(),
         }
 
     def _reap_aborted(self) -> list[StepOutput]:

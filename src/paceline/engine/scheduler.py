@@ -68,6 +68,7 @@ class Scheduler:
         self._admission_batch = max(1, config.max_rows // _ADMISSION_SHARE)
         self._steps_waited = 0
         self.num_preemptions = 0
+        self._num_looked_up = self._num_found = 0  # prompt tokens, in the prefix cache
 
     @property
     def has_work(self) -> bool:
@@ -128,6 +129,20 @@ class Scheduler:
                 num_written=sequence.num_cached,
             )
 
+    def report(self) -> dict[str, float]:
+        """Counters and the state of rows and pages, by name."""
+        pages = self._allocator
+        return {
+            "num_preemptions": float(self.num_preemptions),
+            "num_waiting": float(len(self.waiting)),
+            "num_running": float(len(self.running)),
+            "prefix_cache_queries": float(self._num_looked_up),
+            "prefix_cache_hits": float(self._num_found),
+            "kv_pages": float(pages.num_pages),
+            "kv_page_size": float(self._page),
+            "kv_cache_usage": pages.num_used / pages.num_pages,  # of 1
+        }
+
     def check_integrity(self) -> None:
         """Assert that rows and pages add up; for tests and idle moments."""
         rows = [s.row for s in self.running] + self._free_rows
@@ -163,6 +178,8 @@ class Scheduler:
             target = sequence.prefill_target
             sequence.pages = self._prefix.match(sequence.tokens[:target], sequence.request.scope)
             hit = len(sequence.pages) * self._page
+            self._num_looked_up += target
+            self._num_found += hit
             sequence.num_cached = hit
             sequence.num_published = len(sequence.pages)
             if sequence.num_preemptions == 0:

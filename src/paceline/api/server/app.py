@@ -10,6 +10,7 @@ limits on headers belong to the connection (connection.py) and are the process's
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,16 +24,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import paceline
-from paceline.api.server import routes_state
+from paceline.api.grammar import ConstraintError, Constraints
+from paceline.api.server import routes_openai, routes_state
+from paceline.api.server.context import Context, context_of
 from paceline.api.server.disconnect import ClientGoneError
-from paceline.api.server.errors import ApiError, api_error, validation_error
+from paceline.api.server.errors import ApiError, api_error, shown, validation_error
 from paceline.api.server.keys import KeyGuard, Keys
 from paceline.api.server.limits import BodyLimits
 from paceline.api.server.metrics import Metrics
 from paceline.api.server.service import Service
 from paceline.api.server.settings import ServerSettings
 from paceline.api.server.sse import JsonAnswer
-from paceline.core.errors import PacelineError
+from paceline.api.server.tools import planner_of
+from paceline.core.errors import ConfigError, PacelineError
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +51,7 @@ def create_app(service: Service, *, metrics: Metrics) -> FastAPI:
         metrics: what /metrics shows; usually the service's listener.
 
     Raises:
-        ConfigError: the file of API keys cannot be read.
+        ConfigError: the file of API keys cannot be read, or a parser's name is unknown.
     """
     settings = service.settings
 
@@ -69,7 +73,32 @@ def create_app(service: Service, *, metrics: Metrics) -> FastAPI:
         exception_handlers=_handlers(),
     )
     app.include_router(routes_state.router(service, metrics))
+    context = _context(service)
+    planner = planner_of(
+        service.llm.tokenizer,
+        tool_call_parser=settings.tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
+    )
+    app.include_router(routes_openai.router(service, context, planner=planner))
     return app
+
+
+def _context(service: Service) -> Context:
+    llm, settings = service.llm, service.settings
+    ends = (*llm.tokenizer.eos_token_ids, *llm.model_config.eos_token_ids)
+    try:
+        compiler = Constraints(llm.tokenizer, llm.model_config.vocab_size, ends)
+    except (ConfigError, ConstraintError) as error:
+        log.warning("requests for structured output will be refused: %s", error)
+        compiler = None
+    return context_of(
+        llm,
+        model_names=settings.served_model_name or (llm.config.model,),
+        created=int(time.time()),
+        version=paceline.__version__,
+        compiler=compiler,
+        strict=settings.strict,
+    )
 
 
 def _middleware(settings: ServerSettings) -> list[Middleware]:
@@ -106,8 +135,12 @@ def _handlers() -> dict[int | type[Exception], Callable[..., Any]]:
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         return _answered(validation_error(error.errors()))
 
-    async def refused(_: Request, error: HTTPException) -> Response:
+    async def refused(request: Request, error: HTTPException) -> Response:
         told = ApiError(error.status_code, str(error.detail))
+        if error.status_code in {404, 405}:
+            place = shown(f"{request.method} {request.url.path}")
+            msg = f"there is nothing at {place}; /openapi.json lists the paths and methods; use one"
+            told = ApiError(error.status_code, msg)
         return JsonAnswer(told.body, told.status, error.headers)
 
     async def known(_: Request, error: Exception) -> Response:
