@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the record goes")
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("this measures a GPU, and PyTorch sees none here; run it on a machine with one")
+        parser.error("these kernels need an NVIDIA GPU, and PyTorch finds none; run it on one")
     pool = KVPool(Heads(KV_HEADS, DIM), 1, 2 * MOST // PAGE, PAGE, DTYPE, CUDA)
     for cache in (pool.k, pool.v):
         cache.normal_()
