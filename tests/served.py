@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -68,6 +68,10 @@ def run(llm: LLM, job: Job) -> list[Chunk]:
         return [chunk async for chunk in answers]
 
     return asyncio.run(collect())
+
+
+def flat(lists: Iterable[Sequence[Any]]) -> list[Any]:
+    return [item for one in lists for item in one]
 
 
 def results(chunks: Sequence[Chunk]) -> list[Result]:

@@ -98,6 +98,8 @@ def _context(service: Service) -> Context:
         version=paceline.__version__,
         compiler=compiler,
         strict=settings.strict,
+        draft_usage=settings.enable_draft_usage,
+        spec_metrics=settings.per_request_spec_decode_metrics != "none",
     )
 
 

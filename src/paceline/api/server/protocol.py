@@ -133,6 +133,14 @@ REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "guided_decoding_backend": ((), _GUIDED),
     "guided_whitespace_pattern": ((), _GUIDED),
     "structural_tag": ((), "use structured_outputs.grammar or tools"),
+    "disable_any_whitespace": (
+        (False,),
+        "white space between JSON's parts is the model's; leave it out",
+    ),
+    "disable_additional_properties": (
+        (False,),
+        "write additionalProperties: false into the schema; leave it out",
+    ),
     "whitespace_pattern": ((), "use structured_outputs.grammar for another white space"),
     "typical_p": ((1, 1.0), _SAMPLER),
     "mirostat": ((0,), _SAMPLER),

@@ -22,7 +22,7 @@ NETWORK, KEYS, LIMITS, LIFE, ANSWERS, METRICS = (
     "Answers",
     "Metrics and logs",
 )
-SpecMetrics = Literal["none", "summary", "detailed"]
+SpecMetrics = Literal["none", "summary"]
 
 
 def _doc(group: str, text: str) -> Mapping[str, Any]:
@@ -154,6 +154,14 @@ class ServerSettings:
     per_request_spec_decode_metrics: SpecMetrics = field(
         default="summary",
         metadata=_doc(ANSWERS, "what an answer says of its own speculation"),
+    )
+    enable_draft_usage: bool = field(
+        default=False,
+        metadata=_doc(
+            ANSWERS,
+            "usage.completion_tokens_details counts accepted and rejected draft tokens too, which "
+            "billing code may read",
+        ),
     )
 
     vllm_metrics: bool = field(

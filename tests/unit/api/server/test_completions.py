@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai.types import Completion
+
+from tests.fake_engine import EOS
+from tests.served import (
+    TOKENIZER,
+    answered,
+    completion_call,
+    context,
+    flat,
+    ids,
+    refusal,
+    served,
+    streamed,
+)
+
+SCRIPT = [*ids("the end"), EOS]
+
+
+def text(chunks: list[dict[str, Any]], index: int) -> str:
+    return "".join(
+        choice["text"]
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice["index"] == index
+    )
+
+
+def test_a_whole_answer_is_openais() -> None:
+    """The official client's own types accept it, all required fields included."""
+    with served(SCRIPT) as (llm, found):
+        answer = answered(llm, completion_call(found, logprobs=2))
+    read = Completion.model_validate(answer, strict=True)
+    assert read.id.startswith("cmpl-")
+    assert read.choices[0].text == "the end"
+    assert read.choices[0].finish_reason == "stop"
+    assert read.usage.total_tokens == 1 + len(SCRIPT)
+    told = read.choices[0].logprobs
+    assert len(told.tokens) == len(told.token_logprobs) == len(told.text_offset) == len(SCRIPT)
+
+
+def test_chunks_are_openais() -> None:
+    """The client has one type for whole answers and chunks, in which the reason is required."""
+    with served(SCRIPT) as (llm, found):
+        chunks = streamed(llm, completion_call(found, stream_options={"include_usage": True}))
+    for chunk in chunks:
+        unfinished = [c for c in chunk["choices"] if c["finish_reason"] is None]
+        told = {**chunk, "choices": [c for c in chunk["choices"] if c not in unfinished]}
+        Completion.model_validate(told, strict=True)
+    assert text(chunks, 0) == "the end"
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == len(SCRIPT)
+
+
+@pytest.mark.parametrize(
+    "prompt,expected",
+    [
+        ("the", [ids("the")]),
+        (["the", "a"], [ids("the"), ids("a")]),
+        ([5, 6], [[5, 6]]),
+        ([[5, 6], [7]], [[5, 6], [7]]),
+        ([[5, 6], "a"], [[5, 6], ids("a")]),
+    ],
+)
+def test_a_prompt_has_four_shapes(prompt, expected) -> None:
+    """OpenAI's four; a list of numbers is one prompt."""
+    assert completion_call(context(), prompt=prompt).job.prompts == expected
+
+
+@pytest.mark.parametrize(
+    "prompt,param",
+    [
+        ([], "prompt"),
+        ("", "prompt"),
+        (["a", ""], "prompt.1"),
+        ([[]], "prompt"),
+        ([[5], []], "prompt.1"),
+        (None, "prompt"),
+        (5, "prompt"),
+        ({"a": 1}, "prompt"),
+        ([5, "a"], "prompt"),
+        (["a", 5], "prompt.1"),
+        ([True], "prompt"),
+        ([5, True], "prompt"),
+        ([5, 97], "prompt"),
+        ([[5], [-1]], "prompt.1"),
+        ([[[5]]], "prompt"),
+        ("\ud800", "prompt"),
+    ],
+)
+def test_other_shapes_are_refused(prompt, param) -> None:
+    """With the place, as lists of prompts are long."""
+    error = refusal(completion_call, context(), prompt=prompt)
+    assert (error.status, error.param) == (400, param)
+
+
+def test_answers_are_ordered_by_prompt_then_sample() -> None:
+    """A client reads choices by place."""
+    with served(lambda request, _: [request.prompt_ids[0] + request.sample_index, EOS]) as (
+        llm,
+        found,
+    ):
+        call = completion_call(found, prompt=[[10], [20], [30, 31]], n=2)
+        answer, chunks = answered(llm, call), streamed(llm, call)
+    expected = [TOKENIZER.decode([i]) for i in (10, 11, 20, 21, 30, 31)]
+    assert [choice["index"] for choice in answer["choices"]] == list(range(6))
+    assert [choice["text"] for choice in answer["choices"]] == expected
+    assert [text(chunks, i) for i in range(6)] == expected
+    assert answer["usage"]["prompt_tokens"] == 4  # a prompt counts once
+    assert answer["usage"]["completion_tokens"] == 12
+
+
+def test_a_stream_says_what_the_whole_says() -> None:
+    """Whoever switches streaming on must not get another answer."""
+    body = {
+        "prompt": ["a", "the"],
+        "n": 2,
+        "logprobs": 1,
+        "return_token_ids": True,
+        "paceline": {"sources": True},
+    }
+    with served([*ids("é the"), EOS], width=2) as (llm, found):
+        whole = answered(llm, completion_call(found, **body))
+        chunks = streamed(llm, completion_call(found, **body))
+    for choice in whole["choices"]:
+        own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert text(chunks, choice["index"]) == choice["text"]
+        assert flat(c["token_ids"] for c in own) == choice["token_ids"]
+        assert own[0]["prompt_token_ids"] == choice["prompt_token_ids"]
+        for key, values in choice["logprobs"].items():
+            assert flat(c["logprobs"][key] for c in own if c["logprobs"]) == values
+
+
+def test_echo_puts_the_prompt_first() -> None:
+    """Once per answer, and offsets count from its beginning."""
+    with served(SCRIPT) as (llm, found):
+        call = completion_call(found, prompt=["a b", [5]], echo=True)
+        answer, chunks = answered(llm, call), streamed(llm, call)
+    assert [choice["text"] for choice in answer["choices"]] == ["a bthe end", "cthe end"]
+    assert [text(chunks, i) for i in range(2)] == ["a bthe end", "cthe end"]
+    assert refusal(completion_call, found, echo=True, logprobs=1).param == "echo"
+
+
+def test_echo_shows_what_was_sent() -> None:
+    """Even where the tokenizer cannot spell it."""
+    with served(SCRIPT) as (llm, found):
+        answer = answered(llm, completion_call(found, prompt="a ☃", echo=True))
+    assert answer["choices"][0]["text"] == "a ☃the end"
+
+
+def test_neutral_values_of_what_is_refused_pass() -> None:
+    """Clients send their defaults."""
+    call = completion_call(context(), suffix="", best_of=1, echo=False)
+    assert call.job.params.n == 1
+    assert completion_call(context(), best_of=3, n=3).job.params.n == 3
+
+
+def test_running_usage_counts_every_prompt() -> None:
+    """The last chunk's usage is the whole answer's."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    with served(SCRIPT) as (llm, found):
+        chunks = streamed(llm, completion_call(found, prompt=["a", "b"], stream_options=options))
+    usages = [chunk["usage"] for chunk in chunks]
+    assert all(usage["prompt_tokens"] == 2 for usage in usages)
+    assert usages[-1]["completion_tokens"] == usages[-2]["completion_tokens"] == 2 * len(SCRIPT)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+from openai.types import Model
+
+from paceline.api.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
+from paceline.api.server.tokens import detokenize, model_card, model_list, tokenize
+from tests.served import context, ids, refusal
+
+CONTEXT = context()
+
+
+def asked(**fields: object) -> TokenizeRequest:
+    return TokenizeRequest.model_validate(fields)
+
+
+def test_a_text_becomes_tokens() -> None:
+    """vLLM's answer."""
+    answer = tokenize(asked(prompt="the end", return_token_strs=True), CONTEXT)
+    assert answer["tokens"] == ids("the end")
+    assert (answer["count"], answer["max_model_len"]) == (len(answer["tokens"]), 200)
+    assert "".join(answer["token_strs"]) == "the end"
+
+
+def test_llama_cpps_name_is_read() -> None:
+    """Its clients send content."""
+    assert tokenize(asked(content="a"), CONTEXT)["tokens"] == ids("a")
+
+
+def test_a_conversation_becomes_what_the_model_sees() -> None:
+    """The same tokens that a chat would be answered from."""
+    from tests.served import chat_call
+
+    messages = [{"role": "user", "content": "hi"}]
+    prompt = chat_call(CONTEXT, messages=messages).job.prompts[0]
+    assert tokenize(asked(messages=messages), CONTEXT)["tokens"] == list(prompt)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"prompt": "a", "messages": []},
+        {"messages": []},
+        {"prompt": "\ud800"},
+        {"messages": [{}]},
+    ],
+)
+def test_what_has_no_tokens_is_refused(fields) -> None:
+    """One of the two is needed, and it must be valid."""
+    assert refusal(tokenize, asked(**fields), CONTEXT).status == 400
+
+
+def test_tokens_become_text() -> None:
+    """Special ones are shown: it is what was encoded; both names of the answer are there."""
+    body = DetokenizeRequest(tokens=[*ids("é"), 2])
+    assert detokenize(body, CONTEXT) == {"prompt": "é<|im_end|>", "content": "é<|im_end|>"}
+    assert refusal(detokenize, DetokenizeRequest(tokens=[97]), CONTEXT).param == "tokens"
+    assert detokenize(DetokenizeRequest(tokens=[]), CONTEXT)["prompt"] == ""
+
+
+def test_cards_are_openais() -> None:
+    """The official client's type accepts them; the context's length is there for gateways."""
+    [card] = model_list(CONTEXT)["data"]
+    assert Model.model_validate(card, strict=True).id == "tiny"
+    assert card == model_card("tiny", CONTEXT)
+    assert card["max_model_len"] == 200
+    error = refusal(model_card, "other", CONTEXT)
+    assert (error.status, error.code) == (404, "model_not_found")
