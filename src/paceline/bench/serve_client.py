@@ -19,9 +19,11 @@ from paceline.core.errors import PacelineError
 
 Endpoint = Literal["chat", "completions"]
 PATHS: Mapping[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-# Fields of a chat delta that hold something generated.
-_TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+# Fields of a chat delta that hold something generated: for the reader, thoughts, and the rest.
+_TEXTS = ("content", "refusal")
+_THOUGHTS = ("reasoning_content", "reasoning")  # some servers send both, with the same text
 _OTHERS = ("tool_calls", "function_call")
+OnText = Callable[[str, str], None]  # (text, reasoning): what a chunk adds to either
 _MOST_SHOWN = 300  # characters of a server's message
 _MOST_KEPT = 1 << 20  # bytes of a body that is no stream
 _FAILED = frozenset(("abort", "aborted", "error"))
@@ -66,6 +68,7 @@ class Answer:
     e2e: float | None = None  # to the last chunk that says anything about the answer
     gaps: Sequence[float] = ()  # between chunks with content
     text: str = ""
+    reasoning: str = ""
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None  # by `usage`; None: the server does not tell
@@ -85,10 +88,10 @@ class AnswerReader:
     """Reads a streamed answer of either endpoint; a `Sink` for `HttpClient.send`.
 
     Args:
-        on_text: told every piece of text at once.
+        on_text: told every piece of text and reasoning at once.
     """
 
-    def __init__(self, on_text: Callable[[str], None] | None = None) -> None:
+    def __init__(self, on_text: OnText | None = None) -> None:
         self.started = time.perf_counter()
         self._on_text = on_text
         self._decoder = EventDecoder()
@@ -101,6 +104,7 @@ class AnswerReader:
         self._end: float | None = None
         self._gaps: list[float] = []
         self._texts: list[str] = []
+        self._thoughts: list[str] = []
         self._finish: str | None = None
         self._usage: Mapping[str, Any] = {}
         self._speculation: Speculation | None = None
@@ -137,6 +141,7 @@ class AnswerReader:
             e2e=None if self._end is None else self._end - self.started,
             gaps=tuple(self._gaps),
             text="".join(self._texts),
+            reasoning="".join(self._thoughts),
             prompt_tokens=_count(self._usage.get("prompt_tokens")),
             cached_tokens=_count(details.get("cached_tokens"))
             if isinstance(details, dict)
@@ -185,31 +190,31 @@ class AnswerReader:
             self._end = at
             if choice.get("finish_reason") is not None:
                 self._finish = str(choice["finish_reason"])
-            text, generated = _content(choice)
-            if not generated:
+            text, thought, other = _content(choice)
+            if not text and not thought and not other:
                 continue
             if self._first is None:
                 self._first = at
             if self._last is not None:
                 self._gaps.append(at - self._last)
             self._last = at
-            if text:
-                self._texts.append(text)
-                if self._on_text is not None:
-                    self._on_text(text)
+            self._texts.append(text)
+            self._thoughts.append(thought)
+            if self._on_text is not None:
+                self._on_text(text, thought)
         if chunk.get("usage"):
             self._usage = dict(chunk["usage"])
         self._speculation = _speculation(chunk) or self._speculation
 
 
-def _content(choice: Mapping[str, Any]) -> tuple[str, bool]:
-    """Text of a choice in a chunk, and whether the chunk holds anything generated."""
+def _content(choice: Mapping[str, Any]) -> tuple[str, str, bool]:
+    """Text and reasoning of a choice in a chunk, and whether it holds anything else generated."""
     if "delta" not in choice:
-        text = choice.get("text") or ""
-        return text, bool(text)
+        return "" + (choice.get("text") or ""), "", False
     delta = choice["delta"] or {}
     text = "".join(delta.get(name) or "" for name in _TEXTS)
-    return text, bool(text) or any(delta.get(name) for name in _OTHERS)
+    thought = "" + next((delta[name] for name in _THOUGHTS if delta.get(name)), "")
+    return text, thought, any(delta.get(name) for name in _OTHERS)
 
 
 def _speculation(chunk: Mapping[str, Any]) -> Speculation | None:
@@ -253,7 +258,7 @@ async def ask(
     client: HttpClient,
     endpoint: Endpoint,
     body: bytes,
-    on_text: Callable[[str], None] | None = None,
+    on_text: OnText | None = None,
 ) -> Answer:
     """Send one streamed request and read its answer; failures are part of what is returned.
 

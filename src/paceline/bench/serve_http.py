@@ -99,10 +99,12 @@ class HttpClient:
     Args:
         address: the server.
         api_key: sent as a bearer token.
-        timeout: seconds for a request, connecting included.
+        timeout: seconds for a request, connecting included; None: as long as it takes.
     """
 
-    def __init__(self, address: Address, *, api_key: str | None = None, timeout: float) -> None:
+    def __init__(
+        self, address: Address, *, api_key: str | None = None, timeout: float | None
+    ) -> None:
         httptools()
         self._address = address
         self._timeout = timeout
@@ -161,7 +163,8 @@ class HttpClient:
                     return
                 await self._exchange(await self._connect(), message, sink)
         except TimeoutError as error:
-            msg = f"no whole answer within {self._timeout:g} s"
+            limit = "in time" if self._timeout is None else f"within {self._timeout:g} s"
+            msg = f"no whole answer {limit}"
             raise ExchangeError(TIMEOUT, msg) from error
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Records, tables and warnings of server benches. Makes them; printing is the command line's."""
+"""Records and warnings of server benches. Makes them; printing is the command line's."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from dataclasses import asdict
 from statistics import median
 from typing import cast
 
-from rich.table import Table
-
 from paceline.bench.serve_prompts import RandomPrompts
 from paceline.bench.serve_run import ServeReport, ServeRun, ServeSettings, completed
-from paceline.bench.serve_summary import METRICS, PERCENTILES, Json, summarise
+from paceline.bench.serve_summary import METRICS, Json, summarise
 from paceline.bench.workload import Workload
 
 SCHEMA = "paceline-bench-serve/1"
 _FEW = 2  # requests per place of a closed loop, below which its start and end weigh
 _CACHED = 0.1  # share of prompt tokens
-_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "chunk gap", "e2el": "E2E"}
 CONVENTIONS: Mapping[str, Json] = {
     "ttft": "request sent (connecting included) to first content",
     "tpot": "(E2E - TTFT) / (output tokens - 1) of each request; tokens by the server's usage",
@@ -167,11 +164,12 @@ def summaries(report: ServeReport, settings: ServeSettings) -> list[dict[str, Js
     for run in report.runs:
         place = (run.variant, list(settings.loads).index(run.load))
         piles.setdefault(place, []).append(summarise(run, settings.goodput))
-    first = next(iter(settings.variants))
+    names = list(settings.variants)
     made: list[dict[str, Json]] = []
-    for (variant, number), pile in sorted(piles.items(), key=lambda item: item[0][1]):
+    ordered = sorted(piles.items(), key=lambda item: (item[0][1], names.index(item[0][0])))
+    for (variant, number), pile in ordered:
         speeds = _numbers(pile, "output_throughput")
-        plain = _numbers(piles.get((first, number), []), "output_throughput")
+        plain = _numbers(piles.get((names[0], number), []), "output_throughput")
         row: dict[str, Json] = {
             "variant": variant,
             "max_concurrency": pile[0]["max_concurrency"],
@@ -192,56 +190,6 @@ def summaries(report: ServeReport, settings: ServeSettings) -> list[dict[str, Js
         row |= {key: _median(_numbers(pile, key)) for key in keys}
         made.append(cast("dict[str, Json]", _rounded(row)))
     return made
-
-
-def table(rows: Sequence[Mapping[str, Json]]) -> Table:
-    """A row per variant and load."""
-    shown = Table(title="milliseconds as p50 / p99; medians over repeats", title_justify="left")
-    variants = {row["variant"] for row in rows}
-    spread = any(row["spread"] is not None for row in rows)
-    goodput = any("request_goodput" in row for row in rows)
-    heads = ["variant"] * (len(variants) > 1) + ["load", "done", "failed", "req/s", "output tok/s"]
-    heads += ["spread"] * spread + ["times first"] * (len(variants) > 1) + ["good/s"] * goodput
-    for head in [*heads, *(_NAMES[m] for m in METRICS), "accept length"]:
-        shown.add_column(head, justify="left" if head in {"variant", "load"} else "right")
-    for row in rows:
-        closed = row["max_concurrency"] is not None
-        load = (
-            f"{row['max_concurrency']} at a time" if closed else f"{row['request_rate']} a second"
-        )
-        cells = [str(row["variant"])] * (len(variants) > 1)
-        cells += [load, str(row["completed"]), str(row["failed"])]
-        cells += [_cell(row["request_throughput"], 2), _cell(row["output_throughput"], 1)]
-        cells += [_cell(row["spread"], 3)] * spread
-        cells += [_cell(row["over_first_variant"], 2)] * (len(variants) > 1)
-        cells += [_cell(row.get("request_goodput"), 2)] * goodput
-        for m in METRICS:
-            cells.append(f"{_cell(row[f'p50_{m}_ms'], 1)} / {_cell(row[f'p99_{m}_ms'], 1)}")
-        shown.add_row(*cells, _cell(row["acceptance_length"], 2))
-    return shown
-
-
-def details(result: Mapping[str, Json]) -> Table:
-    """One run's distributions: a row per metric."""
-    shown = Table(title="milliseconds", title_justify="left")
-    names = ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES if p != 50))
-    shown.add_column("")
-    for name in names:
-        shown.add_column(name, justify="right")
-    for m in METRICS:
-        shown.add_row(_NAMES[m], *(_cell(result[f"{name}_{m}_ms"], 2) for name in names))
-    return shown
-
-
-def failure_lines(results: Sequence[Mapping[str, Json]]) -> list[str]:
-    """Failures of all runs by kind, each with what was said."""
-    counts: dict[str, int] = {}
-    said: dict[str, dict[str, None]] = {}
-    for result in results:
-        for kind, found in cast("dict[str, dict[str, Json]]", result["failures"]).items():
-            counts[kind] = counts.get(kind, 0) + cast("int", found["count"])
-            said.setdefault(kind, {}).update(dict.fromkeys(cast("list[str]", found["messages"])))
-    return [f"{counts[kind]} failed, {kind}: {'; '.join(list(said[kind])[:3])}" for kind in counts]
 
 
 def _describe(workload: Workload | RandomPrompts) -> Json:
@@ -270,10 +218,6 @@ def _numbers(pile: Sequence[Mapping[str, Json]], key: str) -> list[float]:
 
 def _median(numbers: Sequence[float]) -> float | None:
     return median(numbers) if numbers else None
-
-
-def _cell(value: Json, digits: int) -> str:
-    return f"{value:.{digits}f}" if isinstance(value, int | float) else "-"
 
 
 def _rounded(value: Json) -> Json:

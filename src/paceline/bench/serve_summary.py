@@ -163,7 +163,7 @@ def _detailed(answers: Sequence[Answer]) -> dict[str, Json]:
         "ttfts": [a.ttft for a in answers],
         "itls": [list[Json](a.gaps) for a in answers],
         "e2els": [a.e2e for a in answers],
-        "generated_texts": [a.text for a in answers],
+        "generated_texts": [a.reasoning + a.text for a in answers],
         "errors": [f"{a.failure.kind}: {a.failure.message}" if a.failure else "" for a in answers],
     }
 

@@ -69,6 +69,7 @@ _COMMANDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
             "paceline chat",
             'paceline chat "Why is the sky blue?" --temperature 0',
             'git diff | paceline chat - --system "Describe this change."',
+            "paceline chat --url http://localhost:8000",
         ),
     ),
     "serve": ("paceline.cli.serve:serve", serve.EXAMPLES),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 
@@ -12,6 +12,9 @@ from paceline.cli.console import notes, progress
 from paceline.cli.workbench import RECORD_HELP
 from paceline.core import environment
 from paceline.core.errors import ConfigError, PacelineError
+
+if TYPE_CHECKING:
+    from paceline.bench.serve_run import ServeReport
 
 EXAMPLES = (
     "paceline bench serve --url http://localhost:8000 question.jsonl --concurrency 1,2,4,8",
@@ -237,7 +240,7 @@ def serve(
         warnings=warnings,
         detailed=save_detailed,
     )
-    _show(made, warnings)
+    _show(report, made, warnings)
     if plot is not None:
         serve_plot.draw({**earlier, "this run": made}, plot)
     publish(made, out, as_json=as_json)
@@ -247,8 +250,8 @@ def serve(
     return 0
 
 
-def _show(made: Mapping[str, object], warnings: Sequence[str]) -> None:
-    from paceline.bench.serve_report import details, failure_lines, table
+def _show(report: ServeReport, made: Mapping[str, object], warnings: Sequence[str]) -> None:
+    from paceline.bench.serve_tables import details, failure_lines, groups_table, table
 
     rows, results = made["summary"], made["results"]
     assert isinstance(rows, list)
@@ -257,6 +260,9 @@ def _show(made: Mapping[str, object], warnings: Sequence[str]) -> None:
     console.print(table(rows))
     if len(results) == 1:
         console.print(details(results[0]))
+    groups = groups_table(report)
+    if groups is not None:
+        console.print(groups)
     for line in [*failure_lines(results), *(f"note: {warning}" for warning in warnings)]:
         console.print(line, markup=False)
 

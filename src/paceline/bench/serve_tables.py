@@ -1,0 +1,96 @@
+"""Tables of server benches, from their records and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from rich.table import Table
+
+from paceline.bench.serve_client import Answer
+from paceline.bench.serve_run import ServeReport
+from paceline.bench.serve_summary import METRICS, PERCENTILES, Json, accept_length
+
+_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "chunk gap", "e2el": "E2E"}
+
+
+def table(rows: Sequence[Mapping[str, Json]]) -> Table:
+    """A row per variant and load."""
+    shown = Table(title="milliseconds as p50 / p99; medians over repeats", title_justify="left")
+    variants = {row["variant"] for row in rows}
+    spread = any(row["spread"] is not None for row in rows)
+    goodput = any("request_goodput" in row for row in rows)
+    closed = all(row["max_concurrency"] is not None for row in rows)
+    heads = ["variant"] * (len(variants) > 1) + [
+        "at once" if closed else "sent/s",
+        "done",
+        "failed",
+    ]
+    heads += ["req/s", "output tok/s"]
+    heads += ["spread"] * spread + ["times first"] * (len(variants) > 1) + ["good/s"] * goodput
+    for head in [*heads, *(_NAMES[m] for m in METRICS), "accept length"]:
+        shown.add_column(head, justify="left" if head == "variant" else "right")
+    for row in rows:
+        load = row["max_concurrency"] if closed else row["request_rate"]
+        cells = [str(row["variant"])] * (len(variants) > 1)
+        cells += [_plain(load), str(row["completed"]), str(row["failed"])]
+        cells += [_cell(row["request_throughput"], 2), _cell(row["output_throughput"], 1)]
+        cells += [_cell(row["spread"], 3)] * spread
+        cells += [_cell(row["over_first_variant"], 2)] * (len(variants) > 1)
+        cells += [_cell(row.get("request_goodput"), 2)] * goodput
+        for m in METRICS:
+            cells.append(f"{_cell(row[f'p50_{m}_ms'], 1)} / {_cell(row[f'p99_{m}_ms'], 1)}")
+        shown.add_row(*cells, _cell(row["acceptance_length"], 2))
+    return shown
+
+
+def groups_table(report: ServeReport) -> Table | None:
+    """Accept length by group of prompts, a column per variant; None where answers do not tell it."""
+    answers: dict[tuple[str, str], list[Answer]] = {}
+    for run in report.runs:
+        for call, answer in zip(run.calls, run.measured.answers, strict=True):
+            if answer.failure is None:
+                answers.setdefault((call.group, run.variant), []).append(answer)
+    variants = list(dict.fromkeys(run.variant for run in report.runs))
+    groups = list(dict.fromkeys(group for group, _ in answers))
+    lengths = {place: accept_length(pile) for place, pile in answers.items()}
+    if len(groups) < 2 or not any(lengths.values()):
+        return None
+    shown = Table(title="accept length (bonus included), by the answers", title_justify="left")
+    shown.add_column("group")
+    for variant in variants:
+        shown.add_column(variant or "accept length", justify="right")
+    for group in groups:
+        shown.add_row(group, *(_cell(lengths.get((group, v)), 2) for v in variants))
+    return shown
+
+
+def details(result: Mapping[str, Json]) -> Table:
+    """One run's distributions: a row per metric."""
+    shown = Table(title="milliseconds", title_justify="left")
+    names = ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES if p != 50))
+    shown.add_column("")
+    for name in names:
+        shown.add_column(name, justify="right")
+    for m in METRICS:
+        shown.add_row(_NAMES[m], *(_cell(result[f"{name}_{m}_ms"], 2) for name in names))
+    return shown
+
+
+def failure_lines(results: Sequence[Mapping[str, Json]]) -> list[str]:
+    """Failures of all runs by kind, each with what was said."""
+    counts: dict[str, int] = {}
+    said: dict[str, dict[str, None]] = {}
+    for result in results:
+        for kind, found in cast("dict[str, dict[str, Json]]", result["failures"]).items():
+            counts[kind] = counts.get(kind, 0) + cast("int", found["count"])
+            said.setdefault(kind, {}).update(dict.fromkeys(cast("list[str]", found["messages"])))
+    return [f"{counts[kind]} failed, {kind}: {'; '.join(list(said[kind])[:3])}" for kind in counts]
+
+
+def _plain(value: Json) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _cell(value: Json, digits: int) -> str:
+    return f"{value:.{digits}f}" if isinstance(value, int | float) else "-"
