@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.api.server.reasoning import ThinkForm, Thinking
-from paceline.api.server.tool_parsers.dialects import Dialect, Quote
+from paceline.api.server.tool_parsers.dialects import COUNT, NAME, Dialect
 
 _SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _FLEXIBLE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
+_COUNT = "/[0-9]{1,4}/"
+Quote = Callable[[str], str]  # a text with marks in it, as symbols of a grammar
 _RULES = """
 SPACE: /[ \\n\\r\\t]{1,8}/
 TEXT: /(?s:.*)/
@@ -94,7 +96,9 @@ class CallGrammar:
             ]
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(self.functions))))
         for index, function in enumerate(self.functions):
-            before = dialect.before(quote, function.name)
+            before = f" {_COUNT} ".join(
+                quote(part) for part in dialect.before.replace(NAME, function.name).split(COUNT)
+            )
             rules.append(f"call_{index}: {before} arguments_{index} {quote(dialect.after)}")
             rules.append(f"arguments_{index}: {json_rule(function.schema, spaced=True)}")
         return "\n".join(rules)

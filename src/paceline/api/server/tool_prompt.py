@@ -1,8 +1,8 @@
 """Puts functions, their calls and their results into the messages that a chat template renders.
 
-A template that knows tools is given them, with the arguments of past calls in the form that it can write
-(an object or JSON text). Any other gets Hermes' form: functions in the system message, calls in the
-assistant's text, results in a user's message.
+A template that knows functions is given them; for any other the system message tells of them. One that
+knows calls is given those, with arguments in the form that it can write (an object or JSON text); for any
+other they stand in the assistant's text as the model is to write them, and results in a user's message.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.api.chat_template import Message
 from paceline.api.server.errors import bad
-from paceline.api.server.tool_parsers import hermes
+from paceline.api.server.tool_parsers.dialects import Dialect
 
 _TOOLS = """# Tools
 
@@ -23,11 +23,10 @@ You may call one or more functions to help with what the user asks. Their signat
 {tools}
 </tools>
 
-For each call, write a JSON object with the function's name and its arguments between \
-<tool_call></tool_call> tags:
-<tool_call>
-{{"name": <function name>, "arguments": <JSON object of arguments>}}
-</tool_call>"""
+To call functions, write each call with the function's name and a JSON object of its arguments, in this \
+form:
+{example}"""
+_EXAMPLE = ("<function name>", "<JSON object of arguments>")
 _SYSTEM = frozenset({"system", "developer"})
 
 
@@ -50,12 +49,12 @@ def for_template(messages: Sequence[Message], *, text_arguments: bool) -> list[M
     return found
 
 
-def as_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Messages for a template that knows no tools: Hermes' form.
+def as_text(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
+    """Messages for a template that knows no calls: they stand in texts, results in a user's message.
 
     Args:
         messages: OpenAI's.
-        tools: those that the model is told of; there may be none.
+        dialect: how calls are written.
     """
     found: list[dict[str, Any]] = []
     after_result = False
@@ -71,18 +70,33 @@ def as_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> 
             continue
         after_result = False
         if calls:
-            parts = [_text_of(message, place), *(_written(call) for call in calls)]
+            text = dialect.write([_written(call) for call in calls])
+            parts = [_text_of(message, place), text]
             rest = {n: v for n, v in message.items() if n not in {"content", "tool_calls"}}
             found.append({**rest, "content": "\n".join(part for part in parts if part)})
         else:
             found.append({name: v for name, v in message.items() if name != "tool_calls"})
+    return list(found)
+
+
+def told_of(
+    tools: Sequence[Mapping[str, Any]], messages: Sequence[Message], dialect: Dialect
+) -> list[Message]:
+    """Messages whose system message tells of functions, for a template that does not.
+
+    Args:
+        tools: those that the model is told of; there may be none.
+        messages: as the template gets them.
+        dialect: how calls are to be written.
+    """
     if not tools:
-        return list(found)
+        return list(messages)
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    text = _TOOLS.format(tools=lines)
-    if found and found[0].get("role") in _SYSTEM:
-        return [{**found[0], "content": _appended(found[0].get("content"), text)}, *found[1:]]
-    return [{"role": "system", "content": text}, *found]
+    text = _TOOLS.format(tools=lines, example=dialect.write([_EXAMPLE]))
+    if messages and messages[0].get("role") in _SYSTEM:
+        first = messages[0]
+        return [{**first, "content": _appended(first.get("content"), text)}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
 
 def _calls_of(message: Message, place: int) -> Sequence[Mapping[str, Any]]:
@@ -129,11 +143,11 @@ def _object_of(arguments: object) -> object:
         return arguments
 
 
-def _written(call: Mapping[str, Any]) -> str:
+def _written(call: Mapping[str, Any]) -> tuple[str, str]:
+    """The name, and the arguments as JSON text in one layout."""
     function = call["function"]
     arguments = _object_of(function.get("arguments") or {})
-    body = {"name": function["name"], "arguments": arguments}
-    return f"{hermes.OPEN}\n{json.dumps(body, ensure_ascii=False)}\n{hermes.CLOSE}"
+    return function["name"], json.dumps(arguments, ensure_ascii=False)
 
 
 def _text_of(message: Message, place: int) -> str:

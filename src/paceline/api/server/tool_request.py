@@ -172,7 +172,7 @@ def _choice(given: object, names: Sequence[str]) -> tuple[Mode, Sequence[str] | 
 def _allowed(given: object, names: Sequence[str]) -> tuple[Mode, Sequence[str]]:
     mode = given.get("mode", "auto") if isinstance(given, Mapping) else None
     tools = given.get("tools") if isinstance(given, Mapping) else None
-    if mode not in {"auto", "required"} or not isinstance(tools, list) or not tools:
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
         msg = (
             'tool_choice of type allowed_tools: {"mode": "auto" or "required", "tools": [...]} with '
             "at least one tool is possible"

@@ -7,6 +7,7 @@ Not for: the families' forms (tool_parsers), grammars (tool_grammar.py, answer_r
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from paceline.api.server.reasoning import (
     count_reasoning,
 )
 from paceline.api.server.tool_parsers.dialects import DIALECTS, HERMES, Dialect, recognised
-from paceline.api.server.tool_prompt import as_text, for_template
+from paceline.api.server.tool_prompt import as_text, for_template, told_of
 from paceline.api.server.tool_request import Mode, ToolUse, read_tools
 from paceline.core.errors import ConfigError, RequestError
 
@@ -74,14 +75,16 @@ class ModelPlanner:
     Attributes:
         dialect: how it writes calls.
         think: how it marks reasoning; None: it marks none.
-        knows_tools: its template writes functions, calls and results itself.
-        text_arguments: that template wants the arguments of past calls as JSON text.
+        shows_tools: its template tells of functions.
+        shows_calls: its template writes past calls and their results.
+        text_arguments: it wants the arguments of past calls as JSON text.
     """
 
     tokenizer: Tokenizer = field(repr=False)
     dialect: Dialect
     think: ThinkForm | None
-    knows_tools: bool
+    shows_tools: bool
+    shows_calls: bool
     text_arguments: bool
 
     def plan(self, body: ChatRequest, compiler: Compiler | None) -> ModelPlan:
@@ -93,11 +96,14 @@ class ModelPlanner:
         use = read_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
         tools = [function.tool for function in use.told]
         variables: dict[str, object] = {}
-        if self.knows_tools:
+        if self.shows_calls:
             messages = for_template(body.messages, text_arguments=self.text_arguments)
-            variables |= {"tools": tools} if tools else {}
         else:
-            messages = as_text(body.messages, tools)
+            messages = as_text(body.messages, self.dialect)
+        if not self.shows_tools:
+            messages = told_of(tools, messages, self.dialect)
+        elif tools:
+            variables["tools"] = tools
         think = None
         if self.think is not None:
             ends = self.dialect.ends_reasoning if use.mode is not Mode.NONE else ()
@@ -162,15 +168,18 @@ def planner_of(
     Raises:
         ConfigError: an unknown name.
     """
+    template = _template(tokenizer)
+    dialect = choose_dialect(template, tool_call_parser)
+    # A template is trusted with functions only if they come back in a form that is known.
+    known = recognised(template) is not None or tool_call_parser not in {None, AUTO}
+    as_object, as_text = (known and _shows_calls(tokenizer, text=text) for text in (False, True))
     return ModelPlanner(
         tokenizer=tokenizer,
-        dialect=(chosen := choose_dialect(_template(tokenizer), tool_call_parser)),
+        dialect=dialect,
         think=choose_thinking(tokenizer, reasoning_parser),
-        knows_tools=(
-            (tool_call_parser not in {None, AUTO} or recognised(_template(tokenizer)) is chosen)
-            and _shows_tools(tokenizer)
-        ),
-        text_arguments=_wants_text(tokenizer),
+        shows_tools=known and _shows_tools(tokenizer),
+        shows_calls=as_object or as_text,
+        text_arguments=as_text and not as_object,
     )
 
 
@@ -208,7 +217,8 @@ def choose_thinking(tokenizer: Tokenizer, name: str | None) -> ThinkForm | None:
             "possible; choose one of these"
         )
         raise ConfigError(msg)
-    marked = form.closes in _template(tokenizer)
+    template = _template(tokenizer)
+    marked = form.opens in template or form.closes in template
     return form if marked or tokenizer.backend.token_to_id(form.closes) is not None else None
 
 
@@ -239,22 +249,23 @@ def _shows_tools(tokenizer: Tokenizer) -> bool:
         return False
 
 
-def _wants_text(tokenizer: Tokenizer) -> bool:
-    """Whether arguments come out as JSON only if they were given as text; found out by trying."""
+def _shows_calls(tokenizer: Tokenizer, *, text: bool) -> bool:
+    """Whether the template writes a past call's arguments as JSON; found out by trying.
 
-    def comes_out(arguments: object) -> bool:
-        function = {"name": _PROBE, "arguments": arguments}
-        call: dict[str, Any] = {"id": "functions.x:0", "type": "function", "function": function}
-        messages: list[Message] = [
-            {"role": "user", "content": "Hello"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "functions.x:0", "content": "Found"},
-        ]
-        try:
-            text = tokenizer.chat_text(messages, tools=[_TOOL])
-        except RequestError:
-            return False
-        return _PROBE_ARGUMENTS.search(text) is not None
-
-    value = 'pro"be'
-    return not comes_out({"paceline": value}) and comes_out('{"paceline": "pro\\"be"}')
+    Args:
+        tokenizer: has the template.
+        text: they are given as JSON text, else as an object.
+    """
+    arguments: object = {"paceline": 'pro"be'}
+    function = {"name": _PROBE, "arguments": json.dumps(arguments) if text else arguments}
+    call: dict[str, Any] = {"id": "functions.x:0", "type": "function", "function": function}
+    messages: list[Message] = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "functions.x:0", "content": "Found"},
+    ]
+    try:
+        shown = tokenizer.chat_text(messages, tools=[_TOOL])
+    except RequestError:
+        return False
+    return _PROBE_ARGUMENTS.search(shown) is not None and "Found" in shown

@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.api.server.tool_parsers import deepseek, hermes, kimi_k2, llama3
@@ -17,7 +16,7 @@ from paceline.api.server.tool_parsers.hermes import HermesParser
 from paceline.api.server.tool_parsers.kimi_k2 import KimiK2Parser
 from paceline.api.server.tool_parsers.llama3 import Llama3Parser
 
-Quote = Callable[[str], str]  # a text with marks in it, as symbols of a Lark grammar
+NAME, COUNT = "{name}", "{count}"  # stand in a dialect's `before`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +28,8 @@ class Dialect:
         parser: reads them.
         marks: texts that may be tokens of their own.
         trigger: what a call, or a section of calls, begins with; "": nothing.
-        before: symbols of a grammar for what stands between the trigger and the arguments.
+        before: what stands between the trigger and the arguments, with NAME for the function's name
+            and, in some, COUNT for the call's number.
         after: what follows the arguments of each call.
         between: what separates calls.
         closes: what ends a section of calls; None: there are none, every call has its trigger.
@@ -40,11 +40,21 @@ class Dialect:
     parser: type[CallParser]
     marks: tuple[str, ...]
     trigger: str
-    before: Callable[[Quote, str], str]
+    before: str
     after: str
     between: str = ""
     closes: str | None = None
     ends_reasoning: tuple[str, ...] = ()
+
+    def write(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Calls as the family's models write them: names, and arguments as JSON text."""
+        parts = [
+            self.before.replace(NAME, name).replace(COUNT, str(count)) + arguments + self.after
+            for count, (name, arguments) in enumerate(calls)
+        ]
+        if self.closes is None:
+            return self.between.join(self.trigger + part for part in parts)
+        return self.trigger + self.between.join(parts) + self.closes
 
 
 HERMES = Dialect(
@@ -52,7 +62,7 @@ HERMES = Dialect(
     parser=HermesParser,
     marks=(hermes.OPEN, hermes.CLOSE),
     trigger=hermes.OPEN,
-    before=lambda quote, name: quote(f'\n{{"name": {json.dumps(name)}, "arguments": '),
+    before=f'\n{{"name": "{NAME}", "arguments": ',
     after=f"}}\n{hermes.CLOSE}",
     between="\n",
 )
@@ -61,7 +71,7 @@ LLAMA3 = Dialect(
     parser=Llama3Parser,
     marks=(llama3.TAG,),
     trigger="",
-    before=lambda quote, name: quote(f'{{"name": {json.dumps(name)}, "parameters": '),
+    before=f'{{"name": "{NAME}", "parameters": ',
     after="}",
     between="; ",
 )
@@ -76,9 +86,7 @@ KIMI_K2 = Dialect(
         kimi_k2.CALL_CLOSE,
     ),
     trigger=kimi_k2.OPEN,
-    before=lambda quote, name: (
-        quote(f"{kimi_k2.CALL_OPEN}functions.{name}:") + " /[0-9]{1,4}/ " + quote(kimi_k2.SEPARATOR)
-    ),
+    before=f"{kimi_k2.CALL_OPEN}functions.{NAME}:{COUNT}{kimi_k2.SEPARATOR}",
     after=kimi_k2.CALL_CLOSE,
     closes=kimi_k2.CLOSE,
     ends_reasoning=KimiK2Parser.opens,
@@ -95,9 +103,7 @@ DEEPSEEK_V3 = Dialect(
     parser=DeepSeekV3Parser,
     marks=_DEEPSEEK_MARKS,
     trigger=deepseek.OPEN,
-    before=lambda quote, name: quote(
-        f"{deepseek.CALL_OPEN}function{deepseek.SEPARATOR}{name}\n{deepseek.FENCE}\n"
-    ),
+    before=f"{deepseek.CALL_OPEN}function{deepseek.SEPARATOR}{NAME}\n{deepseek.FENCE}\n",
     after=f"\n```{deepseek.CALL_CLOSE}",
     between="\n",
     closes=deepseek.CLOSE,
@@ -108,7 +114,7 @@ DEEPSEEK_V31 = Dialect(
     parser=DeepSeekV31Parser,
     marks=_DEEPSEEK_MARKS,
     trigger=deepseek.OPEN,
-    before=lambda quote, name: quote(f"{deepseek.CALL_OPEN}{name}{deepseek.SEPARATOR}"),
+    before=f"{deepseek.CALL_OPEN}{NAME}{deepseek.SEPARATOR}",
     after=deepseek.CALL_CLOSE,
     closes=deepseek.CLOSE,
     ends_reasoning=DeepSeekV3Parser.opens,
