@@ -230,7 +230,8 @@ def block_step(
         stages: who measures.
         observe: a drafter network that wants to see what became final.
         walk: how far a step goes along its trees.
-        allowed: [T, ceil(V / 32)] int32 grammar bits of each selected node, or None.
+        allowed: [T, ceil(V / 32)] int32 grammar bits of each selected node, or None. All real nodes are
+            selected then, in the trees' order, since the host cannot know another.
         grammars: instead, the rows' grammars themselves, for a walk on a CPU.
     """
     with stages("select"):
@@ -238,6 +239,8 @@ def block_step(
         batch = verify_batch(
             tree, chosen, row_ids, rows, q_len=tree.token_ids.shape[1], num_pages=num_pages
         )
+    if allowed is not None:
+        allowed = allowed[: chosen.node.shape[0]]  # a CPU selects no dead nodes
     with stages("verify"):
         out = target.forward(batch)
     with stages("walk"):
