@@ -67,7 +67,8 @@ def draw(records: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     left.set_xlabel("requests a second" if rates else "requests at a time")
     left.set_ylabel("output tokens a second")
     left.set_ylim(bottom=0)
-    left.legend()
+    if left.lines:
+        left.legend()
     right.set_xlabel("tokens a second of one user (1 / median TPOT)")
     right.set_ylabel("output tokens a second")
     right.set_ylim(bottom=0)
