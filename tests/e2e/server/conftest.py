@@ -1,0 +1,59 @@
+"""Two servers of one tiny model, for the whole run: with the suffix drafter, and without drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+from openai import OpenAI
+
+from tests import tiny
+from tests.byte_tokenizer import byte_tokenizer
+from tests.server_process import ServerProcess, running
+
+FLAGS = ("--served-model-name", "tiny", "--max-rows", "8")
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny, but it can write any byte, so JSON too; a few of its ids have no token."""
+    tokenizer = byte_tokenizer()
+    folder = tiny.write_tiny(
+        tmp_path_factory.mktemp("model"),
+        max_position_embeddings=1024,
+        vocab_size=tokenizer.vocab_size + 6,
+    )
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """With drafts."""
+    folder = tmp_path_factory.mktemp("server")
+    with running(tiny_model, folder, "--spec", "suffix", *FLAGS) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def plain_server(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """Without a drafter."""
+    folder = tmp_path_factory.mktemp("plain")
+    with running(tiny_model, folder, "--spec", "none", *FLAGS) as found:
+        yield found
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[OpenAI]:
+    with OpenAI(base_url=server.v1, api_key="none", max_retries=0) as found:
+        yield found
+
+
+@pytest.fixture
+def http(server: ServerProcess) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=server.url, timeout=60) as found:
+        yield found
