@@ -18,11 +18,14 @@ def step_rows(name: str) -> dict[tuple[str, int, int], dict[str, Any]]:
 
 
 CHAIN, TREE = "dflash:qwen3-8b-dflash-b16", "ddtree:qwen3-8b-dflash-b16:32"
+KINDS_OF_LENGTH = ("new_length_ms", "known_length_ms", "chunk_of_2048_ms")
+SHORT = "dflash:qwen3-8b-dflash-b8"
 
 
 def test_steps_on_a_gpu_are_those_measured() -> None:
-    """Milliseconds of every case in all three records, and the least."""
-    first, second, last = (step_rows(f"h200-steps{name}") for name in ("-first", "-second", ""))
+    """Milliseconds of every case in all four records, and the least."""
+    names_of = ("-first", "-second", "-third", "")
+    first, second, third, last = records = [step_rows(f"h200-steps{name}") for name in names_of]
     names = {
         "none": "plain decoding",
         "dflash": "DFlash, block {block}",
@@ -30,10 +33,11 @@ def test_steps_on_a_gpu_are_those_measured() -> None:
     }
     says = text("docs/performance.md")
     assert first.keys() == second.keys()
-    assert last.keys() == first.keys() - {(TREE, 64, 1024)}, "what the last run left out"
+    for some in (third, last):
+        assert some.keys() == first.keys() - {(TREE, 64, 1024)}, "what the last runs left out"
     for key, row in first.items():
         name = names[row["drafter"]].format(block=row["block"])
-        found = [f"{r[key]['ms_per_step']:.2f}" if key in r else "–" for r in (first, second, last)]
+        found = [f"{r[key]['ms_per_step']:.2f}" if key in r else "–" for r in records]
         cells = rf"{' . '.join(found)} \| {row['floor_ms']:.2f} \|".replace(" . ", r" \| ")
         assert re.search(rf"\| {name}, {row['sequences']}( sequence)? \| {cells}", says), (
             name,
@@ -42,6 +46,12 @@ def test_steps_on_a_gpu_are_those_measured() -> None:
     after = {key[:2]: row["ms_per_step"] for key, row in last.items()}
     assert f"costs {after[TREE, 1] / after[CHAIN, 1]:.2f} times the chain of 16" in says
     assert f"({after[CHAIN, 64]:.2f} ms for 64 sequences against {after['none', 64]:.2f})" in says
+    rested = {key[:2]: row["ms_per_step"] for key, row in step_rows("h200-steps-rested").items()}
+    pairs = [f"{rested[spec, 64]:.2f} ms in place of {after[spec, 64]:.2f}" for spec in (CHAIN,)]
+    pairs += [f"blocks of 8 {rested[SHORT, 64]:.2f} in place of {after[SHORT, 64]:.2f}"]
+    flat = " ".join(says.split())
+    assert all(pair in flat for pair in pairs), pairs
+    assert f"{last[CHAIN, 64, 1024]['clocks']['sm_mhz']:,.0f} MHz at 700 W" in flat
     readme = text("README.md")
     plain, drafted = ([after[spec, n] for n in (1, 8, 64)] for spec in ("none", CHAIN))
     for ms in (plain, drafted):
@@ -57,7 +67,7 @@ def test_ratios_on_a_gpu_are_those_measured() -> None:
         assert line in says, line
     even, uneven = (rows[s, 64, 1024]["ms_per_step"] for s in ("chain:4", "uneven:4:16"))
     assert f"take {uneven:.2f} ms, with 4 nodes each {even:.2f}: {uneven / even:.2f} times" in says
-    usual, invariant = step_rows("h200-steps"), step_rows("h200-invariant")
+    usual, invariant = step_rows("h200-steps-third"), step_rows("h200-invariant")
     pairs = [(usual["none", n, 1024], invariant["none", n, 1024]) for n in (1, 8, 64)]
     ms = [other["ms_per_step"] for _, other in pairs]
     ratios = [other["ms_per_step"] / one["ms_per_step"] for one, other in pairs]
@@ -79,6 +89,15 @@ def test_attention_on_a_gpu_is_that_measured() -> None:
         )
         row = rf"{re.escape(cells)}[\d.]+ \| {line['sdpa_layer_us'] / line['layer_us']:.1f} × \|"
         assert re.search(row, says), cells
+
+
+def test_prompts_on_a_gpu_are_those_measured() -> None:
+    """Milliseconds and memory of each way."""
+    says = text("docs/gpu-attention.md")
+    for row in json.loads((RESULTS / "h200-prompts.json").read_text())["rows"]:
+        ms = " | ".join(f"{row[k]:.2f}" for k in KINDS_OF_LENGTH)
+        line = f"| {row['way']} | {ms} | {row['host_kb_a_new_length']:,.0f} |"
+        assert line in says, line
 
 
 def test_the_widened_model_is_as_fast_as_measured() -> None:
