@@ -25,7 +25,7 @@ from starlette.responses import Response
 
 import paceline
 from paceline.api.grammar import ConstraintError, Constraints
-from paceline.api.server import routes_openai, routes_state
+from paceline.api.server import routes_openai, routes_responses, routes_state
 from paceline.api.server.context import Context, context_of
 from paceline.api.server.disconnect import ClientGoneError
 from paceline.api.server.errors import ApiError, api_error, shown, validation_error
@@ -80,6 +80,7 @@ def create_app(service: Service, *, metrics: Metrics) -> FastAPI:
         reasoning_parser=settings.reasoning_parser,
     )
     app.include_router(routes_openai.router(service, context, planner=planner))
+    app.include_router(routes_responses.router(service, context, planner=planner))
     return app
 
 

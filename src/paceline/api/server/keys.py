@@ -21,6 +21,7 @@ from paceline.core.errors import ConfigError
 
 GUARDED = ("/v1", "/tokenize", "/detokenize")
 _TENANT = "tenant"
+_OWNER = "owner"  # always, while the tenant is empty where caches are shared
 
 
 class Keys:
@@ -82,8 +83,10 @@ class KeyGuard:
             headers = {"WWW-Authenticate": "Bearer"}
             await JsonAnswer(error.body, 401, headers)(scope, receive, send)
             return
+        state = scope.setdefault("state", {})
+        state[_OWNER] = owner
         if self._by_key:
-            scope.setdefault("state", {})[_TENANT] = owner
+            state[_TENANT] = owner
         await self._app(scope, receive, send)
 
 
@@ -91,6 +94,11 @@ def is_guarded(scope: Scope) -> bool:
     """Whether a request's path is one that needs a key."""
     path = str(scope["path"]).removeprefix(scope.get("root_path", ""))
     return any(path == start or path.startswith(f"{start}/") for start in GUARDED)
+
+
+def owner_of(request: Request) -> str:
+    """Whose key a request showed, by `Keys.owner`; "" where no keys are asked for."""
+    return str(getattr(request.state, _OWNER, ""))
 
 
 def scope_of(request: Request, cache_salt: str | None) -> str:

@@ -74,6 +74,46 @@ class Offsets:
         return at
 
 
+class PlacedTokens:
+    """Finds the tokens that parts of an answer's text came from, in order, for parts that leave text out.
+
+    Args:
+        names: how tokens are called.
+    """
+
+    def __init__(self, names: TokenNames) -> None:
+        self._names = names
+        # Tokens whose text was not asked for; a token that was told lends its other bytes as None.
+        self._open: list[tuple[TokenLogprob | None, bytes]] = []
+
+    def add(self, tokens: Iterable[TokenLogprob]) -> None:
+        """The answer's next tokens."""
+        self._open += [(token, self._names.data(token.token_id)) for token in tokens]
+
+    def take(self, text: str) -> list[dict[str, Any]]:
+        """Entries, as chat has them, of the tokens of the next part of the text; none if it is not there."""
+        data = text.encode("utf-8", "surrogatepass")
+        there = b"".join(piece for _, piece in self._open)
+        # Marks that the text leaves out come before it, and may hold a short part of it themselves.
+        start = len(there) - len(data) if there.endswith(data) else there.find(data)
+        if start < 0:
+            return []
+        end, at, told, taken = start + len(data), 0, [], 0
+        rest: list[tuple[TokenLogprob | None, bytes]] = []
+        for token, piece in self._open:
+            if at >= end:
+                break
+            taken += 1
+            at += len(piece)
+            if token is not None and at > start:
+                told.append(token)
+            if at > end:
+                rest = [(None, piece[end - at :])]
+        self._open = [*rest, *self._open[taken:]]
+        found: list[dict[str, Any]] = chat_logprobs(told, self._names)["content"]
+        return found
+
+
 def completion_logprobs(
     tokens: Iterable[TokenLogprob], names: TokenNames, offsets: Offsets
 ) -> dict[str, Any]:

@@ -1,0 +1,242 @@
+"""/v1/responses: make an answer, ask for it again, delete it, call it off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from paceline.api.server import responses
+from paceline.api.server.bodies import body_schema, parsed
+from paceline.api.server.disconnect import until_gone
+from paceline.api.server.errors import ApiError, api_error, bad, shown
+from paceline.api.server.keys import owner_of
+from paceline.api.server.plan import PLAIN, Planner
+from paceline.api.server.protocol_responses import ResponsesRequest
+from paceline.api.server.response_store import ResponseStore, Stored
+from paceline.api.server.responses_events import ResponseEvents
+from paceline.api.server.sse import EventStream, JsonAnswer
+
+if TYPE_CHECKING:
+    from paceline.api.results import Result
+    from paceline.api.server.context import Context
+    from paceline.api.server.responses import ResponseCall
+    from paceline.api.server.responses_events import Event
+    from paceline.api.server.responses_input import Item
+    from paceline.api.server.service import Service, Stream
+
+
+class Running:
+    """A response in the making."""
+
+    def __init__(self, call: ResponseCall, stream: Stream) -> None:
+        self.call = call
+        self.events = ResponseEvents(call)
+        self.is_cancelled = False
+        self._stream = stream
+
+    def cancel(self) -> dict[str, Any]:
+        """Call the answer off; return the response as far as it came."""
+        self.is_cancelled = True
+        self._stream.abort()
+        return responses.response_of(self.call, self.events.output, "cancelled")
+
+
+class Responses:
+    """What the paths share: the responses that are kept, and those in the making."""
+
+    def __init__(self, service: Service, context: Context, planner: Planner) -> None:
+        self.service = service
+        self.store = ResponseStore(service.settings.max_stored_responses)
+        self._context = context
+        self._planner = planner
+        self._running: dict[tuple[str, str], Running] = {}
+
+    async def understood(self, request: Request) -> ResponseCall:
+        """The request, with the conversation that it goes on with.
+
+        Raises:
+            ApiError: 400, or 404: there is no such earlier response.
+        """
+        raw = await request.body()
+        body = await asyncio.to_thread(parsed, raw, ResponsesRequest)
+        earlier: tuple[Item, ...] = ()
+        if body.previous_response_id is not None:
+            stored = self.found(request, body.previous_response_id, "previous_response_id")
+            earlier = tuple(stored.items)
+        read = partial(
+            responses.read,
+            body,
+            self._context,
+            planner=self._planner,
+            tenant=str(getattr(request.state, "tenant", "")),
+            earlier=earlier,
+        )
+        return await asyncio.to_thread(read)
+
+    def found(self, request: Request, response_id: str, param: str = "response_id") -> Stored:
+        """A response that is kept.
+
+        Raises:
+            ApiError: 404; there is none, or it was made with another key.
+        """
+        stored = self.store.get(owner_of(request), response_id)
+        if stored is None:
+            raise _missing(response_id, param)
+        return stored
+
+    def running(self, request: Request, response_id: str) -> Running | None:
+        """A response in the making; None: there is none."""
+        return self._running.get((owner_of(request), response_id))
+
+    def began(self, owner: str, running: Running) -> None:
+        """A response may be called off from now on."""
+        self._running[owner, running.call.id] = running
+
+    def ended(self, owner: str, running: Running) -> None:
+        """Keep what came of a response."""
+        self._running.pop((owner, running.call.id), None)
+        response = running.events.response
+        if response is not None and running.call.is_stored:
+            self.store.put(owner, response, running.call.inputs)
+
+
+def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> APIRouter:
+    """The paths over a service.
+
+    Args:
+        service: runs jobs.
+        context: what is served.
+        planner: knows the model's tools and reasoning.
+    """
+    found = APIRouter(tags=["Responses"])
+    shared = Responses(service, context, planner)
+
+    @found.post(
+        "/v1/responses",
+        openapi_extra=body_schema(ResponsesRequest),
+        operation_id="create_response",
+    )
+    async def create(request: Request) -> Response:
+        """Answer a turn of a conversation."""
+        call = await shared.understood(request)
+        owner = owner_of(request)
+        if not call.body.streams:
+            return JsonAnswer(await until_gone(request.receive, _whole(shared, owner, call)))
+        stream = await until_gone(request.receive, _opened(service, call))
+        settings = service.settings
+        return EventStream(
+            _Wire(shared, owner, Running(call, stream), stream),
+            end=None,
+            keep_alive_s=settings.sse_keep_alive_interval,
+            write_timeout_s=settings.write_timeout,
+            error_event="error",
+        )
+
+    @found.get("/v1/responses/{response_id}", operation_id="get_response")
+    async def get(response_id: str, request: Request, stream: str | None = None) -> Response:
+        """A response that was made before, or is being made."""
+        if stream not in {None, "false"}:
+            msg = "stream: a response that was made is told as a whole; leave it out"
+            raise bad(msg, "stream")
+        running = shared.running(request, response_id)
+        if running is not None:
+            output = running.events.output
+            return JsonAnswer(responses.response_of(running.call, output, "in_progress"))
+        return JsonAnswer(shared.found(request, response_id).response)
+
+    @found.get("/v1/responses/{response_id}/input_items", operation_id="list_input_items")
+    async def input_items(response_id: str, request: Request) -> Response:
+        """The conversation that a response answers, earliest first."""
+        inputs = shared.found(request, response_id).inputs
+        data = [{"id": f"in_{i}_{response_id}", **item} for i, item in enumerate(inputs)]
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
+        return JsonAnswer({"object": "list", "data": data, **ends})
+
+    @found.delete("/v1/responses/{response_id}", operation_id="delete_response")
+    async def delete(response_id: str, request: Request) -> Response:
+        """Forget a response."""
+        if not shared.store.drop(owner_of(request), response_id):
+            raise _missing(response_id, "response_id")
+        return JsonAnswer({"id": response_id, "object": "response", "deleted": True})
+
+    @found.post("/v1/responses/{response_id}/cancel", operation_id="cancel_response")
+    async def cancel(response_id: str, request: Request) -> Response:
+        """Call a response off that is being made."""
+        running = shared.running(request, response_id)
+        if running is not None:
+            return JsonAnswer(running.cancel())
+        status = shared.found(request, response_id).response["status"]
+        msg = f"the response has ended ({status}); one that is being made can be called off"
+        raise bad(msg, "response_id")
+
+    return found
+
+
+async def _opened(service: Service, call: ResponseCall) -> Stream:
+    return await service.run(call.job)
+
+
+async def _whole(shared: Responses, owner: str, call: ResponseCall) -> dict[str, Any]:
+    async with shared.service.run(call.job) as stream:
+        running = Running(call, stream)
+        shared.began(owner, running)
+        try:
+            result: Result | None = None
+            async for chunk in stream:
+                result = chunk.result or result
+            assert result is not None, "every answer ends with a result"
+            whole = partial(running.events.whole, result, is_cancelled=running.is_cancelled)
+            return await asyncio.to_thread(whole)
+        finally:
+            shared.ended(owner, running)
+
+
+class _Wire:
+    """The events of an open stream. A class, as a generator that never began closes nothing."""
+
+    def __init__(self, shared: Responses, owner: str, running: Running, stream: Stream) -> None:
+        self._shared = shared
+        self._owner = owner
+        self._running = running
+        self._stream = stream
+        self._ready: deque[Event] = deque(running.events.start())
+        shared.began(owner, running)
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        events = self._running.events
+        while not self._ready:
+            if events.response is not None:
+                raise StopAsyncIteration
+            try:
+                chunk = await anext(self._stream)
+            except StopAsyncIteration:
+                raise
+            except Exception as error:  # noqa: BLE001 (told as the response's end)
+                self._ready.extend(events.fail(api_error(error)))
+                continue
+            self._ready.extend(events.take(chunk, is_cancelled=self._running.is_cancelled))
+            if events.response is not None:
+                self._shared.ended(self._owner, self._running)
+        return self._ready.popleft()
+
+    async def aclose(self) -> None:
+        """End what the engine still makes."""
+        self._stream.close()
+        self._shared.ended(self._owner, self._running)
+
+
+def _missing(response_id: str, param: str) -> ApiError:
+    msg = (
+        f"there is no response {shown(response_id, 80)!r}; those of this key that are still kept can "
+        "be named; send the conversation in `input` instead"
+    )
+    return ApiError(404, msg, param=param)
