@@ -64,11 +64,10 @@ def usage(output: int, prompt: int = 5, **more: object) -> dict[str, Any]:
     return {"choices": [], "usage": counts}
 
 
-def answer(*texts: str, tokens: int = 6, pause: float = 0.0, **more: object) -> list[Any]:
+def answer(*texts: str, tokens: int = 6, **more: object) -> list[Any]:
     """A usual streamed chat answer; `more` stands beside `usage` in the last chunk."""
     pieces: list[Any] = [event(delta(role="assistant", content=""))]
-    for text in texts:
-        pieces += [pause, event(delta(content=text))] if pause else [event(delta(content=text))]
+    pieces += [event(delta(content=text)) for text in texts]
     pieces += [event(delta("stop")), event(usage(tokens) | more), event("[DONE]")]
     return chunked(*pieces)
 

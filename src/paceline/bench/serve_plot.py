@@ -51,12 +51,14 @@ def draw(records: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     left, right = figure.subplots(1, 2)
     several = len(records) > 1
     rates = False
+    ticks: set[float] = set()
     for name, record in records.items():
         for variant, rows in _lines(record["summary"]).items():
             legend = ", ".join(word for word in (name if several else "", variant) if word)
             loads, speeds = zip(
                 *((_load(row), row["output_throughput"]) for row in rows), strict=True
             )
+            ticks |= set(loads)
             left.plot(loads, speeds, marker="o", label=legend or record["server"]["model"])
             users = [
                 (1e3 / r["p50_tpot_ms"], r["output_throughput"]) for r in rows if r["p50_tpot_ms"]
@@ -65,6 +67,7 @@ def draw(records: Mapping[str, Mapping[str, Any]], path: Path) -> None:
                 right.plot(*zip(*users, strict=True), marker="o")
             rates |= rows[0]["max_concurrency"] is None
     left.set_xlabel("requests a second" if rates else "requests at a time")
+    left.set_xticks(sorted(ticks), [f"{load:g}" for load in sorted(ticks)])
     left.set_ylabel("output tokens a second")
     left.set_ylim(bottom=0)
     if left.lines:

@@ -10,12 +10,14 @@ from typing import cast
 
 from paceline.bench.serve_prompts import RandomPrompts
 from paceline.bench.serve_run import ServeReport, ServeRun, ServeSettings, completed
-from paceline.bench.serve_summary import METRICS, Json, summarise
+from paceline.bench.serve_summary import METRICS, Json, accept_length, summarise
 from paceline.bench.workload import Workload
 
 SCHEMA = "paceline-bench-serve/1"
 _FEW = 2  # requests per place of a closed loop, below which its start and end weigh
-_CACHED = 0.1  # share of prompt tokens
+_CACHED = 0.3  # share of prompt tokens
+_DIFFERENT = 0.05
+_APART = 0.1
 CONVENTIONS: Mapping[str, Json] = {
     "ttft": "request sent (connecting included) to first content",
     "tpot": "(E2E - TTFT) / (output tokens - 1) of each request; tokens by the server's usage",
@@ -23,7 +25,12 @@ CONVENTIONS: Mapping[str, Json] = {
     "e2el": "request sent to the last chunk of the answer",
     "std": "of these values, not of a population",
     "percentiles": "linear between the nearest two",
-    "acceptance_length": "tokens per verify step, bonus included, all steps pooled",
+    "answers_acceptance_length": "tokens per verify step, bonus included, all steps of all answers "
+    "pooled, by what each answer tells",
+    "answers_acceptance_length_mean": "the same of each answer, then their mean",
+    "spec_decode_acceptance_length": "by the server's counters, whose drafts are, as a rule, only the "
+    "steps that had any: 1 + accepted / drafts",
+    "acceptance_length": "of a summary: by answers where they tell, else by counters",
     "acceptance_rate": "accepted share of the drafted tokens, in percent",
     "per_position_acceptance_rates": "share of steps that accepted at least 1, 2, ... tokens",
     "failed requests": "are in no figure but their number",
@@ -69,6 +76,11 @@ def warnings_of(
         )
     for run in report.runs:
         found += [f"{label(run)}: {said}" for said in _of_run(run)]
+    apart = max(_numbers(summaries(report, settings), "spread"), default=0.0)
+    if apart > _APART:
+        found.append(
+            f"repeats lie up to {apart:.0%} apart: measure again when nothing else uses the machine"
+        )
     return found
 
 
@@ -89,7 +101,24 @@ def _of_run(run: ServeRun) -> list[str]:
         )
     complaint = run.measured.complaint()
     contradiction = None if run.counters is None else run.counters.contradiction()
-    return [*found, *(said for said in (complaint, contradiction, run.note) if said)]
+    undrafted = None if contradiction else _undrafted(run)
+    return [*found, *(said for said in (undrafted, complaint, contradiction, run.note) if said)]
+
+
+def _undrafted(run: ServeRun) -> str | None:
+    """That a server did not draft in all steps, where it makes two accept lengths of one."""
+    good = completed(run)
+    by_answers = accept_length(good)
+    by_counters = None if run.counters is None else run.counters.accept_length
+    if by_answers is None or by_counters is None or run.counters is None:
+        return None
+    if abs(by_answers / by_counters - 1) <= _DIFFERENT:
+        return None
+    steps = sum(a.speculation.num_steps or 0 for a in good if a.speculation is not None)
+    return (
+        f"accept length is {by_answers:.2f} over all {steps} steps of the answers, and {by_counters:.2f} "
+        f"over the {run.counters.num_drafts} steps that the server's counters call drafts"
+    )
 
 
 def label(run: ServeRun) -> str:
@@ -178,8 +207,8 @@ def summaries(report: ServeReport, settings: ServeSettings) -> list[dict[str, Js
             "completed": sum(cast("int", p["completed"]) for p in pile),
             "failed": sum(cast("int", p["failed"]) for p in pile),
             "acceptance_length": _median(
-                _numbers(pile, "spec_decode_acceptance_length")
-                or _numbers(pile, "answers_acceptance_length")
+                _numbers(pile, "answers_acceptance_length")
+                or _numbers(pile, "spec_decode_acceptance_length")
             ),
             "spread": (max(speeds) - min(speeds)) / median(speeds) if len(speeds) > 1 else None,
             "over_first_variant": median(speeds) / median(plain) if speeds and plain else None,

@@ -45,18 +45,23 @@ def table(rows: Sequence[Mapping[str, Json]]) -> Table:
 
 
 def groups_table(report: ServeReport) -> Table | None:
-    """Accept length by group of prompts, a column per variant; None where answers do not tell it."""
+    """Accept length by group of prompts, a column per variant; None where answers do not tell it.
+
+    Under the first load only: a server may draft less the more it has to do.
+    """
     answers: dict[tuple[str, str], list[Answer]] = {}
-    for run in report.runs:
+    runs = [run for run in report.runs if run.load == report.runs[0].load]
+    for run in runs:
         for call, answer in zip(run.calls, run.measured.answers, strict=True):
             if answer.failure is None:
                 answers.setdefault((call.group, run.variant), []).append(answer)
-    variants = list(dict.fromkeys(run.variant for run in report.runs))
+    variants = list(dict.fromkeys(run.variant for run in runs))
     groups = list(dict.fromkeys(group for group, _ in answers))
     lengths = {place: accept_length(pile) for place, pile in answers.items()}
     if len(groups) < 2 or not any(lengths.values()):
         return None
-    shown = Table(title="accept length (bonus included), by the answers", title_justify="left")
+    title = f"accept length (bonus included) by the answers, {runs[0].load}"
+    shown = Table(title=title, title_justify="left")
     shown.add_column("group")
     for variant in variants:
         shown.add_column(variant or "accept length", justify="right")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 from typing import Any
 
 import pytest
 
-from paceline.bench.serve_client import Answer, ask, served_models
+from paceline.bench.serve_client import Answer, AnswerReader, ask, served_models
 from paceline.bench.serve_connection import ExchangeError
 from paceline.bench.serve_http import Address, HttpClient
 from paceline.core.errors import ConfigError, PacelineError
@@ -41,17 +40,35 @@ def asked(reply: Any, endpoint: str = "chat", timeout: float = 20.0, **options: 
         return asyncio.run(run(server.url))
 
 
-def test_an_answer_has_its_times_and_the_server_s_counts() -> None:
-    """First content, not the first chunk; tokens by usage, however they are cut into chunks."""
-    got = asked(answer("Hel", "lo €", tokens=7, pause=0.05))
+def test_an_answer_has_its_text_and_the_server_s_counts() -> None:
+    """Tokens by usage, however they are cut into chunks."""
+    got = asked(answer("Hel", "lo €", tokens=7))
     assert (got.failure, got.text, got.finish_reason) == (None, "Hello €", "stop")
     assert (got.prompt_tokens, got.output_tokens, got.cached_tokens) == (5, 7, None)
     assert got.ttft is not None
     assert got.e2e is not None
-    assert 0.05 <= got.ttft <= got.e2e - 0.05
+    assert 0 < got.ttft <= got.e2e
     assert len(got.gaps) == 1
-    assert got.gaps[0] >= 0.04
-    assert got.tpot == pytest.approx((got.e2e - got.ttft) / 6)
+
+
+def test_times_are_those_of_the_packets() -> None:
+    """First content, not the first chunk; the end is the finish, not the usage; gaps of content only."""
+    reader = AnswerReader()
+    reader.begin(200, {"content-type": "text/event-stream"})
+    role = event(delta(role="assistant", content=""))
+    for at, data in (
+        (0.1, b": ping\n\n" + role),
+        (0.5, event(delta(content="a"))[:9]),
+        (0.6, event(delta(content="a"))[9:]),
+        (0.8, event(delta(content="b")) + event(delta(content="c"))),
+        (1.6, event(delta("stop"))),
+        (5.0, event(usage(6)) + event("[DONE]")),
+    ):
+        reader.feed(reader.started + at, data)
+    got = reader.answer()
+    assert (got.failure, got.text) == (None, "abc")
+    assert (got.ttft, got.e2e, got.tpot) == pytest.approx((0.6, 1.6, 0.2))
+    assert got.gaps == pytest.approx((0.2, 0.0))
 
 
 def test_text_completions_are_read_too() -> None:
@@ -164,7 +181,7 @@ def test_silence_is_a_timeout() -> None:
     with FakeServer(lambda _: [*chunked(event(delta(content="a")))[:-1], 60.0]) as server:
 
         async def run() -> Answer:
-            async with HttpClient(Address.parse(server.url), timeout=0.3) as client:
+            async with HttpClient(Address.parse(server.url), timeout=1.0) as client:
                 return await ask(client, "chat", BODY)
 
         got = asyncio.run(run())
@@ -296,17 +313,6 @@ def test_bytes_go_on_while_the_reader_breaks() -> None:
                 assert client._idle == []
 
         asyncio.run(run())
-
-
-def test_times_are_taken_before_anything_is_parsed() -> None:
-    """A packet's time is that of its arrival: within what the machine takes to wake a thread."""
-    start = time.perf_counter()
-    got = asked(chunked(0.2, event(delta(content="a")), 0.2, event(delta("stop"))))
-    assert got.ttft is not None
-    assert got.e2e is not None
-    assert got.started >= start
-    assert got.ttft >= 0.19
-    assert got.e2e - got.ttft >= 0.19
 
 
 def test_a_lost_connection_is_an_error_of_its_own() -> None:

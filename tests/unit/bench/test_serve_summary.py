@@ -235,6 +235,12 @@ def test_what_misleads_is_said() -> None:
     assert "50% of the prompt tokens" in warned(
         made(replace(GOOD, prompt_tokens=8, cached_tokens=4))
     )
+    assert "1.50 over all 10 steps of the answers, and 2.50 over the 10" in warned(
+        made(GOOD, SLOW, counters=COUNTS)
+    )
+    assert warned(made(GOOD, counters=COUNTS)) == ""
+    twice = replace(GOOD, output_tokens=10)
+    assert "67% apart" in warned(made(GOOD), made(twice, repeat=1))
     busy = made(GOOD)
     busy = replace(busy, measured=replace(busy.measured, client_share=0.95))
     assert "its own delays" in warned(busy)
@@ -282,7 +288,7 @@ def test_tables_have_what_was_measured() -> None:
     run = made(GOOD, SLOW, FAILED, counters=COUNTS)
     text = shown(table(summaries(report(run), SETTINGS)))
     assert "chunk gap" in text
-    assert "2.50" in text
+    assert "1.50" in text
     assert "8.0" in text
     text = shown(details(summarise(made(FAILED), {})))
     assert text.count("-") >= 4 * 6

@@ -46,7 +46,7 @@ def test_a_sweep_ends_with_its_record(run, prompts: str, tmp_path: Path) -> None
         assert {g["group"] for g in result["groups"]} == {"qa", "rag"}
     assert [r["max_concurrency"] for r in record["summary"]] == [1, 3]
     assert "chunk gap" in ran.err
-    assert "by the answers" in ran.err
+    assert "by the answers, 1 at a time" in ran.err
     assert "\x1b" not in ran.err
     assert ran.engines == []
 

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
+import sys
 import threading
+import time
 
 import pytest
 
@@ -135,6 +136,20 @@ def test_a_talk_outlives_a_server_s_errors(run, monkeypatch) -> None:
     assert ran.out == "half\nyes\n\n"
 
 
+def interrupt_after(text: str) -> None:
+    """Interrupt the program, from another thread, once this stands on stdout."""
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def watch() -> None:
+        patience = time.monotonic() + 20
+        while text not in sys.stdout.getvalue() and time.monotonic() < patience:
+            time.sleep(0.001)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    threading.Thread(target=watch).start()
+
+
 def test_ctrl_c_ends_the_answer_and_not_the_program(run, monkeypatch) -> None:
     """The server sees that the reader has gone, and the conversation goes on."""
     replies = iter([[*chunked(event(delta(content="half")))[:-1], 60.0], answer("yes")])
@@ -142,7 +157,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(run, monkeypatch) -> None:
     def reply(_: object) -> list[object]:
         found = next(replies)
         if 60.0 in found:
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            interrupt_after("half")
         return found
 
     typed(monkeypatch, "one", "two")
