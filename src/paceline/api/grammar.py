@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 Whitespace = Literal["flexible", "spaced", "compact"]
 
-MAX_CHARACTERS = 1 << 18  # of a schema, regex or grammar
+MAX_CHARACTERS = 1 << 18  # of a schema or grammar
+MAX_TEXT = (
+    1 << 14
+)  # characters of a regex, or of a text in a schema or grammar: it may be one forced run
 MAX_CHOICES = 10_000
 MAX_REASON = 600  # characters of a message
 MAX_RULES = 1_000  # llguidance follows rules that name rules by recursion
@@ -47,6 +50,7 @@ _START_FUEL, _STEP_FUEL = 1_000_000, 200_000  # of the lexer: some 20 ms, and 14
 _STEP_ITEMS = 50_000  # of the parser, for a mask
 _LEXER_STATES = 50_000  # 1 to 2 kB each
 _GRAMMAR_SIZE = 200_000  # symbols
+_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _MARK = "\x02"  # before a text whose tokens are wanted as they are within a longer one
 
 
@@ -199,19 +203,22 @@ class Constraints:
             matcher.compute_bitmask()  # whoever asks for too much is told now
         if matcher.is_error():
             raise ConstraintError(_refused(kind, matcher.get_error(), schema))
-        return _Compiled(matcher.deep_copy(), self.eos_token_ids)
+        return _Compiled(matcher, self.eos_token_ids, self._tokenizer.vocab_size)
 
 
 class _Compiled:
     """A `Constraint`: a matcher in its first state, which is never moved."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, matcher: llguidance.LLMatcher, eos_token_ids: Sequence[int], vocab_size: int
+    ) -> None:
         self._matcher = matcher
         self._eos = frozenset(eos_token_ids)
+        self._vocab_size = vocab_size
 
     def start(self, *, ignore_eos: bool = False) -> Grammar:
         """See `Constraint`."""
-        return MatcherGrammar(self._matcher, self._eos, ignore_eos=ignore_eos)
+        return MatcherGrammar(self._matcher, self._eos, self._vocab_size, ignore_eos=ignore_eos)
 
 
 class _Words:
@@ -268,12 +275,14 @@ def _check_size(kind: str, text: object) -> None:
     if not isinstance(text, str):
         msg = f"the {kind} is {_short(text)}; a string is possible; pass one"
         raise ConstraintError(msg)
-    if len(text) > MAX_CHARACTERS:
-        msg = (
-            f"the {kind} has {len(text)} characters; at most {MAX_CHARACTERS} are possible; "
-            "pass a shorter one"
-        )
-        raise ConstraintError(msg)
+    texts = [m.end() - m.start() - 2 for m in _TEXT.finditer(text)]
+    for what, size, most in (
+        ("the", len(text), MAX_TEXT if kind == "regex" else MAX_CHARACTERS),
+        ("a text in the", max(texts, default=0), MAX_TEXT),
+    ):
+        if size > most:
+            msg = f"{what} {kind} has {size} characters; at most {most} are possible; pass a shorter one"
+            raise ConstraintError(msg)
 
 
 def _check_rules(kind: str, what: str, count: int) -> None:

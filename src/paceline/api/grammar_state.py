@@ -8,6 +8,9 @@ Drafts lead it along paths that the answer never takes, so the state after a `ro
 the tokens that are left, whatever was tried. A matcher that fails at one of its limits stays failed, so
 a fresh one takes the same tokens again: a path that was merely tried costs the answer nothing.
 
+Where the text's next bytes are known the matcher allows one token only, its tokenizer's; so a known run of
+tokens answers for all its places, and long ones are computed once, not once a token.
+
 Not here: what is compiled (grammar.py).
 """
 
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     import llguidance
 
 
+_MOST_FORCED = 256  # that anybody is told of at a time
+
+
 class GrammarFailedError(PacelineError):
     """A grammar that was compiled cannot be followed here, mostly because it became too complex."""
 
@@ -32,6 +38,7 @@ class MatcherGrammar:
     Args:
         first: a matcher in its first state; it is copied, never moved.
         eos_token_ids: ids that end a text, within the matcher's vocabulary.
+        vocab_size: the matcher's.
         ignore_eos: end only where nothing else is allowed.
     """
 
@@ -39,6 +46,7 @@ class MatcherGrammar:
         self,
         first: llguidance.LLMatcher,
         eos_token_ids: frozenset[int],
+        vocab_size: int,
         *,
         ignore_eos: bool = False,
     ) -> None:
@@ -47,7 +55,12 @@ class MatcherGrammar:
         self._ignore_eos = ignore_eos
         self._matcher = first.deep_copy()
         self._tokens: list[int] = []  # taken so far, ends included
-        self._only_ends = _bits(eos_token_ids, len(self._matcher.compute_bitmask()))
+        self._num_bytes = 4 * -(-vocab_size // 32)
+        self._only_ends = _bits(eos_token_ids, self._num_bytes)
+        # The newest forced run, maybe empty, and after how many tokens it begins; -1: not known. The
+        # tokens taken since are its first.
+        self._run: Sequence[int] = ()
+        self._run_start = -1
 
     def mask(self) -> bytes:
         """See `Grammar`.
@@ -57,6 +70,9 @@ class MatcherGrammar:
         """
         if self._ended:
             return self._only_ends
+        forced = self.forced()
+        if forced:
+            return _bits(frozenset(forced[:1]), self._num_bytes)
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():  # perhaps of what was tried before
             self._renew()
@@ -78,6 +94,8 @@ class MatcherGrammar:
             if self._matcher.is_error():
                 self._renew()
         if taken:
+            if self._known_run()[:1] != [token_id]:
+                self._run_start = -1
             self._tokens.append(token_id)
         return taken
 
@@ -88,13 +106,27 @@ class MatcherGrammar:
         assert num_tokens <= len(self._tokens), "more tokens are taken back than were taken"
         dropped = self._tokens[-num_tokens:]
         del self._tokens[-num_tokens:]
+        if len(self._tokens) < self._run_start:
+            self._run_start = -1
         count = sum(token not in self._eos for token in dropped)
         if count and not self._matcher.rollback(count):
             self._renew()
 
     def forced(self) -> Sequence[int]:
         """See `Grammar`."""
-        return () if self._ended else self._matcher.compute_ff_tokens()
+        if self._ended:
+            return ()
+        if not 0 <= self._run_start <= len(self._tokens) < self._run_start + max(1, len(self._run)):
+            self._run = self._matcher.compute_ff_tokens()
+            self._run_start = len(self._tokens)
+        return self._known_run()
+
+    def _known_run(self) -> list[int]:
+        """What of the run is still to come, as far as anybody asks; empty where none is known."""
+        if self._run_start < 0:
+            return []
+        done = len(self._tokens) - self._run_start
+        return list(self._run[done : done + _MOST_FORCED])
 
     @property
     def _ended(self) -> bool:

@@ -102,9 +102,9 @@ class Grammar(Protocol):
         ...
 
     def forced(self) -> Sequence[int]:
-        """Return tokens that are likely to come next because the text's next bytes are known.
+        """Return tokens that must come: the mask allows only the first, after it only the second, ...
 
-        Only a guess: other tokens may spell the same bytes. Empty where nothing is known.
+        There may be more such tokens than are returned.
         """
         ...
 

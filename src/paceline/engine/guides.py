@@ -1,12 +1,12 @@
 """Guides: the grammars of running requests, as steps ask them.
 
 A guide stands where its row's emitted tokens have led. Before a verify the host walks the row's draft
-tree with it: what the grammar forbids is cut, since the target can never choose it, and where the
-grammar knows what must come its own tokens join the tree. Everything tried is taken back; only what was
-really emitted moves a guide on (`follow`).
+tree with it: what the grammar forbids is cut, since the target can never choose it, and wherever the
+grammar knows what must come its own tokens join the tree, as sure as the node before them. Everything
+tried is taken back; only what was really emitted moves a guide on (`follow`).
 
-    root {"na   the grammar knows   me":   the drafter says   me < ":   (kept, same nodes)
-                                                                 < s":  (cut)
+    drafted    {" - name - " - Bob - ",   and  {" - id  (cut)        the grammar: "name" first, then "age"
+    verified   {" - name - ":" - Bob - "," - age - ":                the last two nodes cost no drafter
 
 Masks. Each verified node has the mask of its own path. On a CPU the walk over the tree computes them at
 the nodes that it reaches (`sample/hostwalk.py`); elsewhere all are made here before the step, `masks_of`.
@@ -17,7 +17,7 @@ Letters: T verified nodes, V vocabulary, W = ceil(V / 32).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -160,71 +160,98 @@ def masks_of(
     return words
 
 
-def visit(guide: Guide, proposal: Proposal, at: Callable[[int], None]) -> list[bool]:
+def visit(guide: Guide, proposal: Proposal, at: Callable[[int], Sequence[int]]) -> list[bool]:
     """Go through a proposal depth first, the guide with it.
 
     Args:
         guide: stands at the root, and does so again afterwards.
         proposal: its nodes.
-        at: called where the guide stands at the root (-1) and at each allowed node.
+        at: called where the guide stands at the root (-1) and at each node that can be chosen; returns
+            tokens of which the first is the only child that is looked at, or nothing.
 
     Returns:
-        For each node whether the grammar allows its path.
+        For each node whether its path can be chosen.
     """
     children: list[list[int]] = [[] for _ in range(len(proposal.tokens) + 1)]
     for i, parent in enumerate(proposal.parents):
         children[parent + 1].append(i)
-    allowed = [False] * len(proposal.tokens)
-    at(-1)
-    open_nodes = [iter(children[0])]  # of the path that the guide stands on
-    while open_nodes:
-        node = next(open_nodes[-1], None)
+
+    def below(node: int) -> Iterator[int]:
+        only = at(node)[:1]
+        return iter([i for i in children[node + 1] if not only or proposal.tokens[i] == only[0]])
+
+    chosen = [False] * len(proposal.tokens)
+    levels = [below(-1)]  # what is still to be looked at, on the path where the guide stands
+    while levels:
+        node = next(levels[-1], None)
         if node is None:
-            open_nodes.pop()
-            if open_nodes:
+            levels.pop()
+            if levels:
                 guide.rollback(1)
         elif guide.advance(proposal.tokens[node]):
-            allowed[node] = True
-            at(node)
-            open_nodes.append(iter(children[node + 1]))
-    return allowed
+            chosen[node] = True
+            levels.append(below(node))
+    return chosen
 
 
 def _shaped(guide: Guide, proposal: Proposal, budget: int) -> Proposal:
+    """The nodes that can be chosen, and after each of them the tokens that are forced there."""
     if not budget:
         return EMPTY
-    if proposal.tokens:
-        allowed = visit(guide, proposal, _nothing_to_do)
-        proposal = prune(proposal, len(proposal.tokens), allowed)
-    chain = _chain(guide, list(guide.forced())[:budget])
-    if not chain.tokens:
-        return proposal
-    return best_of(fold([chain, proposal]), budget) if proposal.tokens else chain
+    runs: dict[int, Sequence[int]] = {}
+
+    def at(node: int) -> Sequence[int]:
+        run = guide.forced()[:budget]
+        if run:
+            runs[node] = run
+        return run
+
+    chosen = visit(guide, proposal, at)
+    if not runs:
+        return best_of(prune(proposal, len(proposal.tokens), chosen), budget)
+    return best_of(fold([_lengthened(proposal, chosen, runs)]), budget)
 
 
-def _chain(guide: Guide, tokens: Sequence[int]) -> Proposal:
-    """As much of the forced tokens as the grammar allows, as a chain that is sure to survive."""
-    taken = guide.follow(tokens)
-    guide.rollback(taken)
-    return Proposal(
-        tokens=tokens[:taken],
-        parents=range(-1, taken - 1),
-        scores=[0.0] * taken,
-        sources=[FORCED] * taken,
-    )
+def _lengthened(
+    proposal: Proposal, chosen: Sequence[bool], runs: Mapping[int, Sequence[int]]
+) -> Proposal:
+    """The chosen nodes, and runs of forced tokens by the node that they follow; some nodes come twice."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    scores: list[float] = []
+    sources: list[int] = []
+    place = {-1: -1}
+
+    def add(token: int, parent: int, score: float, source: int) -> int:
+        tokens.append(token)
+        parents.append(parent)
+        scores.append(score)
+        sources.append(source)
+        return len(tokens) - 1
+
+    for token in runs.get(
+        -1, ()
+    ):  # first, so that they are the grammar's where a drafter is as sure
+        add(token, len(tokens) - 1, 0.0, FORCED)
+    for i, token in enumerate(proposal.tokens):
+        if chosen[i]:
+            source = proposal.sources[i] if proposal.sources else 1
+            place[i] = add(token, place[proposal.parents[i]], proposal.scores[i], source)
+    for node, run in runs.items():
+        above = place[node]
+        for token in run if node >= 0 else ():
+            above = add(token, above, proposal.scores[node], FORCED)
+    return Proposal(tokens=tokens, parents=parents, scores=scores, sources=sources)
 
 
-def _writer(guide: Guide, rows: NDArray[np.int32], first: int) -> Callable[[int], None]:
+def _writer(guide: Guide, rows: NDArray[np.int32], first: int) -> Callable[[int], Sequence[int]]:
     """Puts the guide's mask into the row of the node that it stands at; the root is at `first` - 1."""
 
-    def write(node: int) -> None:
+    def write(node: int) -> Sequence[int]:
         rows[first + node] = np.frombuffer(guide.mask(), dtype="<i4")
+        return ()
 
     return write
-
-
-def _nothing_to_do(node: int) -> None:
-    """Where only the way counts."""
 
 
 def any_of(guides: Iterable[Guide | None]) -> bool:

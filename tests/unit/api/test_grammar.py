@@ -1,0 +1,460 @@
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from paceline.api import grammar as module
+from paceline.api.grammar import Constraint, ConstraintError, Constraints
+from paceline.api.grammar_state import GrammarFailedError, MatcherGrammar
+from paceline.api.tokenizer import Tokenizer
+from paceline.core.errors import ConfigError, RequestError
+from paceline.core.request import Grammar
+from tests import grammars, tiny_tokenizers
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "number": {"type": "integer"}},
+    "required": ["name", "number"],
+    "additionalProperties": False,
+}
+TOKENIZERS = {"bytes": tiny_tokenizers.byte_level, "sentencepiece": tiny_tokenizers.sentencepiece}
+PADDING = 6  # ids of the model beyond the tokenizer's
+
+
+@pytest.fixture(scope="module", params=TOKENIZERS)
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    """A tiny tokenizer of each kind."""
+    return TOKENIZERS[request.param]()
+
+
+@pytest.fixture(scope="module")
+def constraints(tokenizer: Tokenizer) -> Constraints:
+    """For a model whose vocabulary is padded."""
+    return Constraints(tokenizer, tokenizer.vocab_size + PADDING)
+
+
+def allowed(grammar: Grammar, vocab_size: int) -> set[int]:
+    """Ids that a mask allows, read bit by bit."""
+    mask = grammar.mask()
+    assert len(mask) == 4 * -(-vocab_size // 32)
+    bits = int.from_bytes(mask, "little")
+    assert bits >> vocab_size == 0, "an id that the model does not have"
+    return {t for t in range(vocab_size) if bits >> t & 1}
+
+
+def taken(grammar: Grammar, vocab_size: int) -> set[int]:
+    """Ids that `advance` takes, each taken back."""
+    found = set()
+    for token in range(vocab_size):
+        if grammar.advance(token):
+            found.add(token)
+            grammar.rollback(1)
+    return found
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text as it stands within a longer one."""
+    return [
+        next(i for i in range(tokenizer.vocab_size) if tokenizer.token_bytes(i) == bytes([byte]))
+        for byte in text.encode()
+    ]
+
+
+@pytest.mark.parametrize("name", grammars.PATTERNS)
+def test_masks_are_the_language(name: str) -> None:
+    """A token is allowed where some answer goes on with it; the end where the text is an answer."""
+    draw, size = random.Random(name), grammars.VOCABULARY
+    state, text, words = grammars.constraint(name).start(), "", grammars.tokenizer()
+    for _ in range(25):
+        mask = allowed(state, size)
+        forced = list(state.forced())
+        if forced:  # spelled in another way it would be the same text
+            assert mask == {forced[0]} <= taken(state, size)
+        else:
+            assert mask == taken(state, size), "advance and mask disagree"
+        assert (2 in mask) == (re.fullmatch(grammars.PATTERNS[name], text) is not None)
+        assert not mask & {0, 1}, "special tokens are no text"
+        others = sorted(mask - {2})
+        if not others:
+            assert re.fullmatch(grammars.PATTERNS[name], text)
+            return
+        token = draw.choice(others)
+        assert state.advance(token)
+        text += words.token_bytes(token).decode()
+    assert name != "form", "it ends before"
+
+
+def test_masks_by_brute_force(tokenizer: Tokenizer, constraints: Constraints) -> None:
+    """Of a finite language the mask is known: every token that begins what is left of some text."""
+    texts = ["the fox", "the quick fox.", "then 12", 'x"\\n', "the"]
+    size = tokenizer.vocab_size + PADDING
+    state = constraints.choice(texts).start()
+    draw, so_far = random.Random(0), b""
+    for _ in range(30):
+        left = [t.encode()[len(so_far) :] for t in texts if t.encode().startswith(so_far)]
+        wanted = {
+            i
+            for i in range(tokenizer.vocab_size)
+            if i not in tokenizer.special_ids
+            and tokenizer.token_bytes(i)
+            and any(rest.startswith(tokenizer.token_bytes(i)) for rest in left)
+        }
+        if b"" in left:
+            wanted |= set(tokenizer.eos_token_ids)
+        forced = list(state.forced())
+        if forced:
+            assert allowed(state, size) == {forced[0]} <= wanted
+        else:
+            assert allowed(state, size) == wanted
+        token = draw.choice(sorted(wanted))
+        assert state.advance(token)
+        if token in tokenizer.eos_token_ids:
+            assert allowed(state, size) == set(tokenizer.eos_token_ids)
+            return
+        so_far += tokenizer.token_bytes(token)
+    pytest.fail("an answer ends")
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_rollback_is_as_if_nothing_had_been(constraints: Constraints, ignore_eos: bool) -> None:
+    """Forth and back at random, ends included: the state is that of the tokens that are left."""
+    draw = random.Random(3)
+    size = len(constraints.json_object().start().mask()) * 8
+    built = constraints.json_schema(PERSON, whitespace="spaced")
+    state = built.start(ignore_eos=ignore_eos)
+    tokens: list[int] = []
+    seen_ends = 0
+    for _ in range(400):
+        if tokens and draw.random() < 0.45:
+            count = draw.randrange(1, min(len(tokens), 9) + 1)
+            state.rollback(count)
+            del tokens[-count:]
+        else:
+            mask = sorted(allowed(state, size))
+            ends = [t for t in mask if t in constraints.eos_token_ids]
+            token = draw.choice(ends or mask)
+            seen_ends += bool(ends)
+            assert state.advance(token)
+            tokens.append(token)
+        fresh = built.start(ignore_eos=ignore_eos)
+        assert all(fresh.advance(t) for t in tokens)
+        assert state.mask() == fresh.mask()
+        assert list(state.forced()) == list(fresh.forced())
+    state.rollback(len(tokens))
+    assert state.mask() == built.start().mask()
+
+
+def test_the_end_is_taken_back(tokenizer: Tokenizer, constraints: Constraints) -> None:
+    """After an end nothing but an end may follow; taken back, the text goes on."""
+    state = constraints.regex("a{1,3}").start()
+    (a,), eos, size = (
+        ids_of(tokenizer, "a"),
+        tokenizer.eos_token_ids[0],
+        tokenizer.vocab_size + PADDING,
+    )
+    assert not state.advance(eos), "an empty text is no answer"
+    assert state.advance(a)
+    assert {a, eos} <= allowed(state, size)
+    assert state.advance(eos)
+    assert allowed(state, size) == {eos}
+    assert not state.advance(a)
+    assert state.advance(eos)
+    assert state.forced() == ()
+    state.rollback(2)
+    assert state.advance(a)
+    assert state.advance(a)
+    assert allowed(state, size) == {eos}, "three are the most"
+    state.rollback(3)
+    assert eos not in allowed(state, size)
+
+
+def test_every_end_of_text_ends(tokenizer: Tokenizer) -> None:
+    """Models with an end of turn beside the end of text: the grammar's end allows both, nothing else does."""
+    size = tokenizer.vocab_size + PADDING
+    ends = (
+        *tokenizer.eos_token_ids,
+        tokenizer.vocab_size + 2,
+        size + 50,
+    )  # the last does not exist
+    state = Constraints(tokenizer, size, ends).regex("ab?").start()
+    a, b = ids_of(tokenizer, "ab")
+    assert not allowed(state, size) & set(ends)
+    assert state.advance(a)
+    assert allowed(state, size) >= {*ends[:-1], b}
+    assert state.advance(ends[1])
+    assert allowed(state, size) == set(ends[:-1])
+
+
+def test_ignore_eos_ends_where_nothing_else_is_left(constraints: Constraints) -> None:
+    """`ignore_eos` goes on as long as the grammar can, and ends with it."""
+    tokenizer = constraints.eos_token_ids
+    built = constraints.regex("[ab]{1,4}")
+    size = len(built.start().mask()) * 8
+    for ignore in (False, True):
+        state, steps = built.start(ignore_eos=ignore), 0
+        while not allowed(state, size) & set(tokenizer):
+            assert not state.advance(tokenizer[0])
+            assert state.advance(min(allowed(state, size)))
+            steps += 1
+        assert (steps > 1) == ignore
+        assert state.advance(tokenizer[0])
+
+
+def test_forced_tokens_spell_what_must_come(tokenizer: Tokenizer, constraints: Constraints) -> None:
+    """Where the bytes are known so are likely tokens: allowed one after the other, without a made-up space."""
+    state = constraints.json_schema(PERSON, whitespace="compact").start()
+    forced = list(state.forced())
+    spelled = b"".join(tokenizer.token_bytes(i) for i in forced)
+    assert len(forced) > 3
+    assert b'{"name":"'.startswith(spelled)
+    size = tokenizer.vocab_size + PADDING
+    for token in forced:
+        assert allowed(state, size) == {token}, "nothing else may come"
+        assert state.advance(token)
+    assert list(constraints.regex("[a-z]+").start().forced()) == []
+
+
+def test_states_are_independent(constraints: Constraints) -> None:
+    """n samples share a constraint; what one takes the others do not see."""
+    built = constraints.json_schema(PERSON, whitespace="compact")
+    one, other = built.start(), built.start()
+    before = other.mask()
+    assert one.advance(one.forced()[0])
+    assert other.mask() == before != one.mask()
+
+
+REFUSED: dict[str, tuple[str, Any, str]] = {
+    "keyword": ("json_schema", {"type": "array", "uniqueItems": True}, r"uniqueItems \(at #\)"),
+    "deep": (
+        "json_schema",
+        {"properties": {"a/b": {"items": [{}, {"not": {}}], "if": {}}}},
+        r"if \(at #/properties/a~1b\)",
+    ),
+    "two keywords": ("json_schema", {"contains": {}, "minContains": 2}, "contains.*minContains"),
+    "oneOf": ("json_schema", {"oneOf": [{"minimum": 3}, {"type": "integer"}]}, "oneOf"),
+    "format": ("json_schema", {"type": "string", "format": "iri"}, "iri"),
+    "nothing fits": ("json_schema", {"type": "integer", "minimum": 4, "maximum": 3}, "minimum"),
+    "false": ("json_schema", False, "False"),
+    "a number": ("json_schema", 3, "an object"),
+    "no JSON": ("json_schema", '{"type": ', "no JSON"),
+    "no JSON values": ("json_schema", {"const": {1, 2}}, "JSON values"),
+    "NaN": ("json_schema", {"const": float("nan")}, "JSON values"),
+    "a remote schema": ("json_schema", {"$ref": "http://example.org/x.json"}, "example.org"),
+    "look-around": ("regex", "a(?=b)", "look-ahead"),
+    "open group": ("regex", "(a", "unclosed group"),
+    "no string": ("regex", 5, "a string"),
+    "unknown rule": ("lark", "start: thing", 'unknown name: "thing"'),
+    "GBNF": ("lark", "root ::= [0-9 foo", "GBNF"),
+    "no choices": ("choice", [], "at least one"),
+    "a text for choices": ("choice", "abc", "a list"),
+    "numbers for choices": ("choice", [1, 2], "a list"),
+    "too many choices": ("choice", ["a"] * 10_001, "10001"),
+    "too long": (
+        "json_schema",
+        {"enum": ["ab" * 3000] * 50},
+        "the JSON schema has 300[0-9]{3} char",
+    ),
+    "too long a regex": ("regex", "a" * (module.MAX_TEXT + 1), "the regex has 16385 characters"),
+    "too long a text": (
+        "json_schema",
+        {"const": "é" * 3000},
+        "a text in the JSON schema has 18000",
+    ),
+    "too long a choice": ("choice", ["a", "b" * 20_000], "a text in the choice has 20000"),
+    "too many rules": (
+        "lark",
+        "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(8000)) + 'r8000: "a"',
+        "8002 rules",
+    ),
+    "too many references": (
+        "json_schema",
+        {"$defs": {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(4000)}},
+        "4000 references",
+    ),
+    "too deep": ("json_schema", "[" * 100_000, "no JSON"),
+    "too deep for lark": ("lark", "start: " + "(" * 20_000 + '"a"' + ")" * 20_000, "too deeply"),
+    "too deep for GBNF": ("lark", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000, "GBNF"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_names_the_place(constraints: Constraints, case: str) -> None:
+    """A client learns what to change; other requests are not disturbed, and nobody waits for long."""
+    kind, given, told = REFUSED[case]
+    started = time.perf_counter()
+    with pytest.raises(ConstraintError, match=f"(?s){told}") as caught:
+        getattr(constraints, kind)(given)
+    assert time.perf_counter() - started < 5
+    assert isinstance(caught.value, RequestError)
+    assert ";" in str(caught.value), "what was asked; what is possible; what to do"
+    assert len(str(caught.value)) < 1_000
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["x{100000}", r"(\p{L}{1,900}\p{N}{1,900}){900}x", "(.{1,5000}a){50}", "(a|b|ab)*c" * 99],
+)
+def test_hard_regexes_do_not_hang(constraints: Constraints, pattern: str) -> None:
+    """Compiled, refused, or given up while masks are made: within the limits, in any case soon."""
+    started, draw = time.perf_counter(), random.Random(1)
+    try:
+        state = constraints.regex(pattern).start()
+        for _ in range(30):
+            mask = int.from_bytes(state.mask(), "little")
+            tokens = [t for t in range(mask.bit_length()) if mask >> t & 1]
+            state.advance(draw.choice(tokens))
+    except (ConstraintError, GrammarFailedError):
+        pass
+    assert time.perf_counter() - started < 10
+
+
+def test_whitespace(constraints: Constraints, tokenizer: Tokenizer) -> None:
+    """Three layouts of the same JSON; the flexible one ends a run of blanks."""
+    made = {
+        "compact": '{"name":"fox","number":12}',
+        "spaced": '{"name": "fox", "number": 12}',
+        "flexible": '{\n  "name" : "fox",\n\t"number": 12\n}',
+    }
+    for layout, text in made.items():
+        for other in made:
+            state = constraints.json_schema(PERSON, whitespace=other).start()
+            fits = all(state.advance(i) for i in ids_of(tokenizer, text))
+            assert fits == (other in {layout, "flexible"})
+    state = constraints.json_object().start()
+    (brace, space) = ids_of(tokenizer, "{ ")
+    assert state.advance(brace)
+    blanks = 0
+    while state.advance(space):
+        blanks += 1
+    assert blanks == 64
+    with pytest.raises(ConstraintError, match="flexible, spaced, compact"):
+        constraints.json_schema(PERSON, whitespace="loose")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "text, good, bad",
+    [
+        ('start: "a" INT\nINT: /[0-9]+/', ["a1", "a22"], ["a", "1"]),
+        ('root ::= "a" [0-9]+ | thing\nthing ::= "b"', ["a1", "b"], ["a", "c"]),
+        ("root ::= thing{2}\nthing ::= [ab]", ["ab", "bb"], ["a", "abc"]),
+    ],
+)
+def test_context_free_grammars(
+    constraints: Constraints,
+    tokenizer: Tokenizer,
+    text: str,
+    good: Sequence[str],
+    bad: Sequence[str],
+) -> None:
+    """Lark and GBNF, told apart by themselves."""
+    for texts, right in ((good, True), (bad, False)):
+        for each in texts:
+            state = constraints.lark(text).start()
+            ids = [*ids_of(tokenizer, each), tokenizer.eos_token_ids[0]]
+            assert all(state.advance(i) for i in ids) == right
+
+
+def test_choices_of_all_kinds(constraints: Constraints, tokenizer: Tokenizer) -> None:
+    """Quotes, controls, scripts: a choice is its text, not a pattern."""
+    texts = ['a"b\\c/', "\x01\t\n", "é—你", "[0-9]+", "%json", "", "a b"]
+    for text in texts:
+        state = constraints.choice(texts).start()
+        assert all(state.advance(i) for i in ids_of(tokenizer, text))
+        assert state.advance(tokenizer.eos_token_ids[0])
+
+
+def test_schemas_are_read_as_text_too(constraints: Constraints) -> None:
+    """An OpenAI client passes an object, a command line its text."""
+    one = constraints.json_schema(PERSON).start()
+    other = constraints.json_schema(json.dumps(PERSON)).start()
+    assert one.mask() == other.mask()
+    constraints.json_schema(True)
+    assert "type" in PERSON, "a caller's schema is not changed"
+
+
+class Failing:
+    """A matcher that fails on purpose, as one does that reaches its limits."""
+
+    def __init__(self, matcher: Any, bad: int, *, for_good: bool) -> None:
+        self.matcher, self.bad, self.for_good = matcher, bad, for_good
+        self.failed = False
+        self.tokens: list[int] = []
+
+    def deep_copy(self) -> Any:
+        copied = self.matcher.deep_copy()
+        return Failing(copied, self.bad, for_good=True) if self.for_good else copied
+
+    def is_error(self) -> bool:
+        return self.failed
+
+    def get_error(self) -> str:
+        return "ParserTooComplex"
+
+    def compute_bitmask(self) -> bytes:
+        self.failed |= self.bad in self.tokens
+        return bytes(self.matcher.compute_bitmask())
+
+    def try_consume_tokens(self, tokens: list[int]) -> int:
+        count = 0 if self.failed else self.matcher.try_consume_tokens(tokens)
+        self.tokens += tokens[:count]
+        return int(count)
+
+    def consume_tokens(self, tokens: list[int]) -> bool:
+        self.tokens += tokens
+        return bool(self.matcher.consume_tokens(tokens))
+
+    def rollback(self, count: int) -> bool:
+        del self.tokens[len(self.tokens) - count :]
+        return not self.failed and bool(self.matcher.rollback(count))
+
+    def compute_ff_tokens(self) -> list[int]:
+        return []
+
+
+def started(built: Constraint, bad: int, *, for_good: bool) -> MatcherGrammar:
+    """A state whose matcher fails after the token `bad`; `for_good`: fresh ones do so as well."""
+    first = Failing(built._matcher, bad, for_good=for_good)
+    state = MatcherGrammar(first, built._eos, built._vocab_size)
+    state._matcher = Failing(built._matcher.deep_copy(), bad, for_good=for_good)
+    return state
+
+
+def test_a_matcher_that_fails_off_the_path_costs_nothing(
+    constraints: Constraints, tokenizer: Tokenizer
+) -> None:
+    """A limit that was reached where a draft led is forgotten with the draft."""
+    a, b = ids_of(tokenizer, "ab")
+    built = constraints.regex("a[ab]+")
+    for for_good in (False, True):
+        state, fresh = started(built, b, for_good=for_good), built.start()
+        assert state.advance(a)
+        assert fresh.advance(a)
+        assert state.advance(b)
+        if for_good:
+            with pytest.raises(GrammarFailedError, match="ParserTooComplex"):
+                state.mask()
+        else:
+            state.mask()
+        state.rollback(1)
+        assert state.mask() == fresh.mask()
+        assert state.advance(a)
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llguidance is an extra: who lacks it is told what to install."""
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ConfigError, match=r"paceline\[server\]"):
+        Constraints(grammars.tokenizer(), grammars.VOCABULARY)
+
+
+def test_a_model_without_an_end(tokenizer: Tokenizer) -> None:
+    """Where no token ends a text no answer could be complete."""
+    with pytest.raises(ConstraintError, match="end-of-text"):
+        Constraints(tokenizer, tokenizer.vocab_size, ())
