@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
+from paceline.api.chat_template import KNOWN_ROLES
 from paceline.api.server.errors import bad, shown
 
 _INT64 = 1 << 63
@@ -28,6 +29,24 @@ Strings = Annotated[
     list[str],
     BeforeValidator(_one_or_many),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_MESSAGE = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "enum": list(KNOWN_ROLES)},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]},
+    },
+    "required": ["role"],
+}
+# What a message may hold is for the model's template to say, so it is checked there.
+Messages = Annotated[
+    list[dict[str, Any]],
+    WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1}),
 ]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Int64 = Annotated[int, Field(ge=-_INT64, lt=_INT64)]

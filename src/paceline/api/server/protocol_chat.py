@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from paceline.api.server.protocol import Count
+from paceline.api.server.protocol import Count, Messages
 from paceline.api.server.protocol_sampling import SamplingFields
 from paceline.core.sampling_rules import MAX_TOP_LOGPROBS
 
@@ -14,7 +14,7 @@ from paceline.core.sampling_rules import MAX_TOP_LOGPROBS
 class ChatRequest(SamplingFields):
     """A conversation to be answered. Messages are checked by the template that renders them."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Messages = Field(min_length=1)
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)

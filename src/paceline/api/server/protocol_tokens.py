@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from paceline.api.server.protocol import Fields, TokenId, renamed
+from paceline.api.server.protocol import Fields, Messages, TokenId, renamed
 
 
 class TokenizeRequest(Fields):
@@ -14,7 +14,7 @@ class TokenizeRequest(Fields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

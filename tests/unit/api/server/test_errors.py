@@ -90,7 +90,9 @@ def test_values_are_shown_briefly() -> None:
 
 def test_messages_hold_no_paths_and_addresses() -> None:
     """Where the server's files lie is nobody's business; its own routes are."""
-    text = shown("in /usr/lib/python3/site.py at 0x7f00deadbeef, see /v1/models or C:\\key.txt", 900)
+    text = shown(
+        "in /usr/lib/python3/site.py at 0x7f00deadbeef, see /v1/models or C:\\key.txt", 900
+    )
     assert text == "in (path) at (address), see /v1/models or (path)"
 
 

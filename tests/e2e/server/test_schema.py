@@ -1,0 +1,60 @@
+"""schemathesis asks what /openapi.json allows, and what it does not: there is no 500."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+
+OPERATIONS = (
+    ("/v1/chat/completions", "POST"),
+    ("/v1/completions", "POST"),
+    ("/tokenize", "POST"),
+    ("/detokenize", "POST"),
+    ("/v1/models/{name}", "GET"),
+)
+EXAMPLES = 25
+
+
+@pytest.fixture(scope="session")
+def api(server):
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+@pytest.mark.parametrize(
+    "path,method,mode",
+    [
+        (path, method, mode)
+        for path, method in OPERATIONS
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+        if method == "POST" or mode.is_positive  # a path that is text cannot be wrong
+    ],
+)
+def test_no_body_breaks_the_server(api, path, method, mode) -> None:
+    """Bounded: a few dozen bodies per path and mode, the same in every run."""
+    statuses: Counter[int] = Counter()
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=api[path][method].as_strategy(generation_mode=mode))
+    def ask(case) -> None:
+        if isinstance(case.body, dict) and "max_tokens" in case.body and mode.is_positive:
+            case.body |= {"max_tokens": 2, "max_completion_tokens": 2}  # long answers show nothing
+        response = case.call(timeout=60)
+        case.validate_response(response, checks=[not_a_server_error])
+        statuses[response.status_code] += 1
+
+    ask()
+    assert set(statuses) <= {200, 400, 404}
+    if path.endswith("completions") and mode.is_positive:
+        assert statuses[200], "no body was good, so nothing behind the checks was asked"
