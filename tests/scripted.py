@@ -22,25 +22,44 @@ def thinker() -> Tokenizer:
     return byte_tokenizer(plain=["<think>", "</think>"])
 
 
+def scripted_llm(
+    says: Says,
+    tokenizer: Tokenizer,
+    *,
+    width: int = 5,
+    on_step: Callable[[int], None] = lambda _: None,
+) -> LLM:
+    """An LLM that answers with a text.
+
+    Args:
+        says: the answer, or a function of the request that gives it.
+        tokenizer: the model's.
+        width: most tokens a step, up to 8.
+        on_step: see `FakeEngine`.
+    """
+
+    def script(request: Request, _: int) -> Sequence[int]:
+        text = says if isinstance(says, str) else says(request)
+        return [*tokenizer.encode(text, add_special_tokens=False), EOS]
+
+    engine = FakeEngine(script, width=width, max_len=100_000, on_step=on_step)
+    return LLM.from_engine(engine, tokenizer)
+
+
 @contextmanager
 def scripted(
     says: Says, tokenizer: Tokenizer | None = None, *, width: int = 5, **options: Any
 ) -> Iterator[tuple[LLM, Context, ModelPlanner]]:
-    """An LLM that answers with a text, its context and its planner.
+    """Such an LLM with its context and its planner.
 
     Args:
-        says: the answer, or a function of the request that gives it.
+        says: see `scripted_llm`.
         tokenizer: default: `thinker()`.
-        width: bytes a step.
+        width: see `scripted_llm`.
         options: of the context.
     """
     found = tokenizer or thinker()
-
-    def script(request: Request, _: int) -> Sequence[int]:
-        text = says if isinstance(says, str) else says(request)
-        return [*found.encode(text, add_special_tokens=False), EOS]
-
-    llm = LLM.from_engine(FakeEngine(script, width=width, max_len=100_000), found)
+    llm = scripted_llm(says, found, width=width)
     try:
         context = context_of(llm, model_names=["tiny"], created=7, version="1.2", **options)
         yield llm, context, planner_of(found)
