@@ -121,7 +121,11 @@ def _live(llm: LLM, serving: Serving, listening: Any, clock: Any) -> int:
     from paceline.api.server.service import Service
 
     settings = _named(serving, llm)
-    metrics = Metrics(settings.served_model_name[0], vllm_names=settings.vllm_metrics)
+    metrics = Metrics(
+        settings.served_model_name[0],
+        num_positions=llm.spec.max_depth,
+        vllm_names=settings.vllm_metrics,
+    )
     clock.tell = metrics.observe_stage
     service = Service(llm, settings, listener=metrics)
     app = create_app(service, metrics=metrics)

@@ -96,10 +96,12 @@ class Metrics:
 
     Args:
         model: label `model_name`.
+        num_positions: depths of draft trees, which are told from the beginning.
         vllm_names: export under `vllm:` too.
     """
 
-    def __init__(self, model: str, *, vllm_names: bool = False) -> None:
+    def __init__(self, model: str, *, num_positions: int = 0, vllm_names: bool = False) -> None:
+        self._num_positions = num_positions
         self._labels = {"model_name": model, "engine": "0"}
         self._report: Mapping[str, float] = {}
         self._vain = _Vain()
@@ -227,7 +229,8 @@ class Metrics:
             "Drafts accepted at a depth of their tree, from 0",
             labels=[*names, "position"],
         )
-        for position, count in accepted_per_position(report):
+        counts = {**dict.fromkeys(range(self._num_positions), 0.0), **accepted_per_position(report)}
+        for position, count in counts.items():
             places.add_metric([*values, str(position)], count)
         yield places
         if "kv_pages" in report:
@@ -258,11 +261,10 @@ class Metrics:
         )
 
 
-def accepted_per_position(report: Mapping[str, float]) -> list[tuple[int, float]]:
+def accepted_per_position(report: Mapping[str, float]) -> dict[int, float]:
     """Depth -> drafts accepted there, from an engine's report."""
     start = f"{PER_POSITION}_"
-    found = [(int(k.removeprefix(start)), v) for k, v in report.items() if k.startswith(start)]
-    return sorted(found)
+    return {int(k.removeprefix(start)): v for k, v in report.items() if k.startswith(start)}
 
 
 def accept_length(report: Mapping[str, float]) -> float | None:

@@ -93,7 +93,7 @@ def _info(service: Service, report: Mapping[str, float]) -> dict[str, Any]:
         "settings": _shown(service.settings),
         "notes": list(llm.notes),
         "accept_length": accept_length(report),
-        "accepted_per_position": [count for _, count in accepted_per_position(report)],
+        "accepted_per_position": list(accepted_per_position(report).values()),
         "counters": dict(report),
         "load": service.load(),
     }

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.api.server.disconnect import gone
-from paceline.api.server.errors import api_error
+from paceline.api.server.errors import ApiError, api_error
 from paceline.core.errors import PacelineError
 
 log = logging.getLogger(__name__)
@@ -108,6 +108,7 @@ class EventStream(Response):
                 self._write_timeout_s,
             )
             scope.get("extensions", {}).get(ABORT, lambda: None)()
+            await asyncio.sleep(0)  # until the connection knows
         for result in results:
             if isinstance(result, Exception):
                 raise result
@@ -119,7 +120,7 @@ class EventStream(Response):
                 async for event in self._events:
                     await self._send(send, _framed(event))
             except Exception as error:
-                if not isinstance(error, PacelineError):
+                if not isinstance(error, PacelineError | ApiError):
                     log.exception("a stream failed")
                 told = api_error(error).body
                 event = told if self._error_event is None else (self._error_event, told)

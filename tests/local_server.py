@@ -1,0 +1,165 @@
+"""The whole HTTP interface on a real socket in this process, over a fake engine; no tests here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx2
+import uvicorn
+
+from paceline.api.llm import LLM
+from paceline.api.server.app import create_app
+from paceline.api.server.connection import limited
+from paceline.api.server.metrics import Metrics
+from paceline.api.server.service import Service
+from paceline.api.server.settings import ServerSettings
+from tests.fake_engine import FakeEngine
+from tests.served import TOKENIZER, Script, ids
+
+PATH = "/v1/completions"
+TIMEOUT = 20.0
+ENDLESS = 100_000  # tokens that no test waits for
+
+
+@dataclass
+class LocalServer:
+    """A server that takes requests."""
+
+    port: int
+    engine: FakeEngine
+    llm: LLM
+    service: Service
+    metrics: Metrics
+    events: asyncio.AbstractEventLoop
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, **options: Any) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=TIMEOUT, **options)
+
+    def raw(self) -> socket.socket:
+        """A plain connection."""
+        return socket.create_connection(("127.0.0.1", self.port), TIMEOUT)
+
+    def on_events(self, function: Callable[[], Any]) -> Any:
+        """Call something on the event loop."""
+
+        async def called() -> Any:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(called(), self.events).result(TIMEOUT)
+
+    def settle(self) -> None:
+        """Wait until nothing is open any more, in the service and in the engine."""
+        wait_for(lambda: self.service.admission.num_open == 0)
+        wait_for(lambda: not self.engine._open)
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = TIMEOUT) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"prompt": "the end", "max_tokens": 4, **fields}
+
+
+def post(fields: Mapping[str, Any], path: str = PATH, **headers: str) -> bytes:
+    """A request as it goes over the wire."""
+    text = json.dumps(fields).encode()
+    given = {"host": "x", "content-type": "application/json", **headers}
+    head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in given.items())
+    return f"POST {path} HTTP/1.1\r\n{head}content-length: {len(text)}\r\n\r\n".encode() + text
+
+
+def answer_on(connection: socket.socket) -> tuple[int, dict[str, Any]]:
+    """Status and JSON of the answer on a plain connection."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += (more := connection.recv(65536))
+        assert more, f"the connection ended within the head: {data!r}"
+    head, _, rest = data.partition(b"\r\n\r\n")
+    length = next(
+        int(line.split(b":")[1])
+        for line in head.lower().split(b"\r\n")
+        if line.startswith(b"content-length")
+    )
+    while len(rest) < length:
+        rest += connection.recv(65536)
+    return int(head[9:12]), json.loads(rest[:length]) if length else {}
+
+
+@contextmanager
+def local_server(
+    script: Script | None = None,
+    *,
+    settings: ServerSettings | None = None,
+    max_rows: int | None = None,
+    **engine: Any,
+) -> Iterator[LocalServer]:
+    """Serve a fake engine.
+
+    Args:
+        script: see `FakeEngine`; default: an endless text.
+        settings: of the server.
+        max_rows: what the server takes the engine's rows to be.
+        engine: more of `FakeEngine`.
+    """
+    fake = FakeEngine(ids("abcdefghij") if script is None else script, **engine)
+    if max_rows is not None:
+        fake.config = replace(fake.config, cache=replace(fake.config.cache, max_rows=max_rows))
+    llm = LLM.from_engine(fake, TOKENIZER)
+    metrics = Metrics("tiny", num_positions=2, vllm_names=True)
+    started: list[LocalServer] = []
+    up = threading.Event()
+    servers: list[uvicorn.Server] = []
+
+    async def serve() -> None:
+        own = settings or ServerSettings(served_model_name=("tiny",))
+        service = Service(llm, own, listener=metrics)
+        config = uvicorn.Config(
+            create_app(service, metrics=metrics),
+            http=limited(own),
+            ws="none",
+            port=0,
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=own.timeout_keep_alive,
+            timeout_graceful_shutdown=2,
+        )
+        server = uvicorn.Server(config)
+        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+        servers.append(server)
+        serving = asyncio.create_task(server.serve())
+        while not server.started and not serving.done():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        events = asyncio.get_running_loop()
+        started.append(LocalServer(port, fake, llm, service, metrics, events))
+        up.set()
+        await serving
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    try:
+        assert up.wait(TIMEOUT), "the server did not start"
+        yield started[0]
+    finally:
+        if servers:
+            servers[0].should_exit = True
+        thread.join(TIMEOUT)
+        llm.close()
+        assert not thread.is_alive(), "the server did not end"
