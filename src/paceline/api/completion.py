@@ -32,7 +32,7 @@ class Completion:
         eos_token_ids: ids that end a text, unless the parameters ignore them.
         prompt_index, sample_index: which prompt of a call, which of its samples.
         grammar: state of the rule that the answer keeps, if one; this answer's own.
-        scope: see `Request`.
+        scope, shows_trees: see `Request`.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Completion:
         sample_index: int = 0,
         grammar: Grammar | None = None,
         scope: str = "",
+        shows_trees: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._prompt_index = prompt_index
@@ -67,6 +68,7 @@ class Completion:
             stopper=self,
             grammar=grammar,
             scope=scope,
+            shows_trees=shows_trees,
         )
 
     def feed(self, token_ids: Sequence[int]) -> int | None:
@@ -101,6 +103,7 @@ class Completion:
             logprobs=logprobs,
             finish_reason=None if result is None else result.finish_reason,
             result=result,
+            trees=() if output.tree is None else (output.tree,),
         )
 
     def _result(self, output: StepOutput) -> Result:

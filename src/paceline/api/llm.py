@@ -244,6 +244,7 @@ class LLM:
         *,
         constraint: Constraint | None = None,
         scope: str = "",
+        shows_trees: bool = False,
     ) -> Answers:
         """Let prompts be continued together; for servers, which read chunks of all of them.
 
@@ -252,6 +253,7 @@ class LLM:
             params: for all of them.
             constraint: a rule that every answer keeps.
             scope: prefix cache and suffix tree share nothing across scopes.
+            shows_trees: chunks carry the trees that were verified, where the host knows them.
 
         Returns:
             An async iterator of chunks, once the engine has taken the requests. Close it.
@@ -266,7 +268,7 @@ class LLM:
         else:
             each = [params] * len(prompts)
         completions = [
-            self._completion(ids, of_prompt, prompt, sample, constraint, scope)
+            self._completion(ids, of_prompt, prompt, sample, constraint, scope, shows_trees)
             for prompt, (ids, of_prompt) in enumerate(zip(prompts, each, strict=True))
             for sample in range(params.n)
         ]
@@ -331,6 +333,7 @@ class LLM:
         sample_index: int,
         constraint: Constraint | None = None,
         scope: str = "",
+        shows_trees: bool = False,
     ) -> Completion:
         return Completion(
             f"{next(self._ids)}",
@@ -342,6 +345,7 @@ class LLM:
             sample_index=sample_index,
             grammar=None if constraint is None else constraint.start(ignore_eos=params.ignore_eos),
             scope=scope,
+            shows_trees=shows_trees,
         )
 
     def _relay(self) -> Relay:

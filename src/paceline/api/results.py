@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.core.request import RequestStats
+from paceline.core.request import RequestStats, VerifiedTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,8 @@ class Chunk:
     """What one step added to an answer.
 
     `text` may be empty (a character or a possible stop string is not complete) and is never taken
-    back. `sources` says per token which drafter proposed it; 0 is the model itself.
+    back. `sources` says per token which drafter proposed it; 0 is the model itself. `trees` are those of
+    the steps that are in this chunk, if the request shows trees; their `start` says which tokens are whose.
     """
 
     prompt_index: int  # which of the prompts given
@@ -49,6 +50,7 @@ class Chunk:
     logprobs: Sequence[TokenLogprob] | None
     finish_reason: str | None = None  # with the last chunk
     result: Result | None = None  # the whole answer, with the last chunk
+    trees: Sequence[VerifiedTree] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,4 +112,5 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
         logprobs=logprobs,
         finish_reason=last.finish_reason,
         result=last.result,
+        trees=tuple(tree for chunk in chunks for tree in chunk.trees),
     )

@@ -114,7 +114,8 @@ class Request:
     """One sequence to be continued.
 
     `sample_index` tells the n samples of one prompt apart: noise is keyed by it. `scope` separates
-    tenants: prefix cache and suffix tree share nothing across scopes.
+    tenants: prefix cache and suffix tree share nothing across scopes. `shows_trees` asks for the trees
+    of the steps beside their tokens, which are the same either way.
     """
 
     id: str
@@ -125,6 +126,7 @@ class Request:
     stopper: Stopper | None = None
     grammar: Grammar | None = None
     scope: str = ""
+    shows_trees: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +163,24 @@ class RequestStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedTree:
+    """What one step verified for one request, and how far the target went along it; to be looked at.
+
+    N nodes, parents before children. Node 0 is the root: the newest token before the step. The tokens of
+    `path[1:]` are the first that the step emitted; the target's own follows them, unless the request
+    ended before it.
+    """
+
+    start: int  # output tokens emitted before the step
+    token_ids: Sequence[int]  # [N]
+    parents: Sequence[int]  # [N] -1 at the root
+    sources: Sequence[int]  # [N] which drafter proposed the node; 0 at the root
+    scores: Sequence[float]  # [N] log survival estimate of the path to the node; 0 at the root
+    path: Sequence[int]  # accepted nodes from the root on, as far as their tokens were emitted
+    emitted: Sequence[int]  # all tokens of the step, already cut at stops and limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
     """What one engine step emitted for one request (already cut at stops and limits)."""
 
@@ -172,3 +192,4 @@ class StepOutput:
     stop_token_id: int | None = None  # the stop id that ended it, if one did
     error: str | None = None
     stats: RequestStats | None = None  # with the finish
+    tree: VerifiedTree | None = None  # if the request shows trees, and the host knows this step's

@@ -1,4 +1,4 @@
-"""What a step's tokens mean for their sequence: cut at the first stop, limits, logprobs.
+"""What a step's tokens mean for their sequence: cut at the first stop, limits, logprobs, the tree shown.
 
 The first event in the order of the tokens wins: a stop id, a stop string, the length limit, or logits
 that allow no choice. What lies past it is never shown, counted, learned from or cached.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from paceline.core.request import FinishReason, TokenLogprobs
-from paceline.core.tree import NOT_FINITE
+from paceline.core.request import FinishReason, TokenLogprobs, VerifiedTree
+from paceline.core.tree import NOT_FINITE, Proposal
 from paceline.engine.guides import Guide
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import StepTensors
@@ -112,4 +112,34 @@ def logprobs_of(
     return tuple(
         TokenLogprobs(logprob=v, top_ids=tuple(i), top_logprobs=tuple(t))
         for v, i, t in zip(values, ids, tops, strict=True)
+    )
+
+
+def tree_shown(
+    sequence: Sequence, proposal: Proposal, tensors: StepTensors, b: int, emitted: list[int]
+) -> VerifiedTree | None:
+    """The tree that a step verified for its b-th row; before `emitted` is appended to the sequence.
+
+    Args:
+        sequence: the row's.
+        proposal: the tree, as the host knows it.
+        tensors: what the step left, on the host.
+        b: which row.
+        emitted: the row's tokens of the step, already cut.
+
+    Returns:
+        None unless exactly the proposal was verified: a tree that was grown on the device stays there.
+    """
+    count = len(proposal.tokens)
+    if tensors.path is None or tensors.drafted is None or int(tensors.drafted[b]) != count:
+        return None
+    accepted = [node for node in tensors.path[b].tolist() if node >= 0]
+    return VerifiedTree(
+        start=sequence.num_emitted,
+        token_ids=(sequence.tokens[-1], *proposal.tokens),
+        parents=(-1, *(parent + 1 for parent in proposal.parents)),
+        sources=(0, *(proposal.sources or [1] * count)),
+        scores=(0.0, *proposal.scores),
+        path=tuple(accepted[: len(emitted) + 1]),
+        emitted=tuple(emitted),
     )

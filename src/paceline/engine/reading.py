@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from paceline.core.batch import ForwardMode
 from paceline.core.request import FinishReason, StepOutput
-from paceline.core.tree import FORCED
+from paceline.core.tree import FORCED, Proposal
 from paceline.draft.base import HostCommit
 from paceline.engine.launch import Pending
-from paceline.engine.outcome import cut, followed, logprobs_of
+from paceline.engine.outcome import cut, followed, logprobs_of, tree_shown
 from paceline.engine.sequence import Phase, Sequence
 from paceline.engine.step import StepTensors
 
@@ -76,7 +76,8 @@ class Reader:
                     forced = sources.count(FORCED)
                     self._record(sequence, drafted[b], count, len(tokens), forced)
                     self._watch(pending, b, tokens[0], drafted[b], sources[0])
-                outputs.append(self._take(sequence, tokens, sources, tensors, b))
+                shown = _shown(pending, b) if sequence.request.shows_trees else None
+                outputs.append(self._take(sequence, tokens, sources, tensors, b, shown))
         self._tell({s.request.id: s for s in sequences}, outputs)
         for sequence in sequences:
             if sequence.finish is None:
@@ -130,15 +131,18 @@ class Reader:
         sources: list[int],
         tensors: StepTensors,
         b: int,
+        shown: Proposal | None,
     ) -> StepOutput:
         """Append what a row emitted, cut at the first stop; end the row if that ends it.
 
-        `emitted` is not empty; its last entry may be NOT_FINITE.
+        `emitted` is not empty; its last entry may be NOT_FINITE. `shown` is what was proposed, if the
+        request wants to see it.
         """
         kept = cut(sequence, emitted)
         if sequence.guide is not None:
             kept = followed(sequence, sequence.guide, kept)
         count = len(kept.tokens)
+        tree = None if shown is None else tree_shown(sequence, shown, tensors, b, kept.tokens)
         sequence.tokens += kept.tokens
         sequence.num_cached = min(sequence.num_cached, len(sequence.tokens))
         if kept.reason is not None:
@@ -153,6 +157,7 @@ class Reader:
             stop_token_id=kept.stop_token_id,
             error=kept.error,
             stats=None if kept.reason is None else sequence.stats(),
+            tree=tree,
         )
 
     def _tell(self, sequences: dict[str, Sequence], outputs: list[StepOutput]) -> None:
@@ -180,3 +185,8 @@ class Reader:
         self._scheduler.finish(sequence, finished=finished)
         self._open.pop(sequence.request.id, None)
         self._control.forget(sequence.request.id)
+
+
+def _shown(pending: Pending, b: int) -> Proposal | None:
+    """The tree of a step's b-th row as the host knows it; None: the step verified none."""
+    return None if pending.drafted is None else pending.drafted.proposals[b]

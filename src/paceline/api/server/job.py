@@ -21,13 +21,15 @@ class Constraint(Protocol):
 class Job:
     """Prompts to be continued together, `params.n` samples each.
 
-    `scope` separates tenants: prefix cache and suffix tree share nothing across scopes.
+    `scope` separates tenants: prefix cache and suffix tree share nothing across scopes. `shows_trees`:
+    chunks carry the trees that were verified, where the host knows them.
     """
 
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
     constraint: Constraint | None = None
     scope: str = ""
+    shows_trees: bool = False
 
     @property
     def num_answers(self) -> int:

@@ -94,6 +94,7 @@ class Stream:
                     self.job.params,
                     constraint=self.job.constraint,
                     scope=self.job.scope,
+                    shows_trees=self.job.shows_trees,
                 )
             except BaseException:
                 self.close()
