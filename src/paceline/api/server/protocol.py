@@ -9,12 +9,13 @@ Not for: the requests themselves (protocol_chat.py, protocol_completions.py, pro
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from paceline.api.chat_template import KNOWN_ROLES
 from paceline.api.server.errors import bad, shown
+from paceline.core.sampling_rules import MAX_BIAS
 
 _INT64 = 1 << 63
 _SHOWN = 10  # unknown fields that one message names
@@ -24,9 +25,14 @@ def _one_or_many(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+# Lists are looked through up to their first mistake: a body of nothing but mistakes would otherwise
+# become an error each, minutes and gigabytes of them.
+T = TypeVar("T")
+Items = Annotated[list[T], Field(fail_fast=True)]
 # A string stands for a list of one.
 Strings = Annotated[
     list[str],
+    Field(fail_fast=True),
     BeforeValidator(_one_or_many),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
@@ -46,8 +52,21 @@ _MESSAGE = {
 # What a message may hold is for the model's template to say, so it is checked there.
 Messages = Annotated[
     list[dict[str, Any]],
+    Field(fail_fast=True),
     WithJsonSchema({"type": "array", "items": _MESSAGE, "minItems": 1}),
 ]
+
+
+def _few(value: object) -> object:
+    if isinstance(value, dict) and len(value) > MAX_BIAS:
+        msg = (
+            f"{len(value)} entries are too many; at most {MAX_BIAS:,} are possible; leave some out"
+        )
+        raise ValueError(msg)
+    return value
+
+
+Bias = Annotated[dict[str, float], BeforeValidator(_few)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 Int64 = Annotated[int, Field(ge=-_INT64, lt=_INT64)]
 Count = Annotated[int, Field(ge=1, lt=1 << 31)]
@@ -78,6 +97,7 @@ class PageFields(Fields):
     """What the page asks for beside an answer."""
 
     sources: bool | None = None  # which drafter each token came from
+    tree: bool | None = None  # the tree of each step, in streams
 
 
 class JsonSchemaFormat(Fields):
@@ -102,7 +122,7 @@ class StructuredOutputs(Fields):
     json_: dict[str, Any] | bool | str | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = Field(None, min_length=1)
+    choice: Items[str] | None = Field(None, min_length=1)
     grammar: str | None = None
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from paceline.api.server.protocol import Count, Messages
+from paceline.api.server.protocol import Count, Items, Messages
 from paceline.api.server.protocol_sampling import SamplingFields
 from paceline.core.sampling_rules import MAX_TOP_LOGPROBS
 
@@ -24,7 +24,7 @@ class ChatRequest(SamplingFields):
     add_special_tokens: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None

@@ -8,9 +8,11 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from paceline.api.server.protocol import (
+    Bias,
     Count,
     Fields,
     Int64,
+    Items,
     PageFields,
     ResponseFormat,
     Speculative,
@@ -48,16 +50,16 @@ class SamplingFields(Fields):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=1e-6, le=1e6)
-    logit_bias: dict[str, float] | None = Field(None, description="token id -> -100 ... 100")
+    logit_bias: Bias | None = Field(None, description="token id -> -100 ... 100")
     seed: Int64 | None = None
     n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
     stop: Strings | None = Field(None, max_length=MAX_STOPS)
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Items[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0, lt=1 << 31)
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: Items[TokenId] | None = None
+    bad_words: Items[str] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = Field(
@@ -105,3 +107,8 @@ class SamplingFields(Fields):
     def wants_sources(self) -> bool:
         """Whether tokens are told with where they came from."""
         return bool(self.paceline and self.paceline.sources)
+
+    @property
+    def wants_trees(self) -> bool:
+        """Whether chunks carry the trees that were verified."""
+        return bool(self.paceline and self.paceline.tree)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from paceline.api.server.protocol import Fields, Messages, TokenId, renamed
+from paceline.api.server.protocol import Fields, Items, Messages, TokenId, renamed
 
 
 class TokenizeRequest(Fields):
@@ -19,7 +19,7 @@ class TokenizeRequest(Fields):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="before")
@@ -37,4 +37,4 @@ class DetokenizeRequest(Fields):
     """Token ids whose text is asked for."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Items[TokenId]

@@ -11,7 +11,6 @@ from paceline.api.server.context import NO_DRAFTER
 from paceline.api.server.errors import api_error, bad, quoted, shown
 from paceline.core.errors import RequestError
 from paceline.core.request import SamplingParams
-from paceline.core.sampling_rules import MAX_BIAS
 
 if TYPE_CHECKING:
     from paceline.api.server.context import Context
@@ -177,9 +176,6 @@ def scope_of(body: SamplingFields, tenant: str) -> str:
 
 def _bias(given: Mapping[str, float], vocab_size: int) -> dict[int, float]:
     found: dict[int, float] = {}
-    if len(given) > MAX_BIAS:
-        msg = f"logit_bias has {len(given)} entries; at most {MAX_BIAS:,} are possible; leave some out"
-        raise bad(msg, "logit_bias")
     for key, value in given.items():
         if not (key.isascii() and key.isdigit() and len(key) <= 12):  # also no signs or spaces
             msg = f"logit_bias: {quoted(key)} is no token id; write the id as a string of digits"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -85,6 +86,26 @@ def test_what_is_no_json_object_is_refused(body, told) -> None:
     error = refusal(parsed, body, ChatRequest)
     assert error.status == 400
     assert told in error.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop_token_ids": ["x"] * 300_000},
+        {"stop": [1] * 300_000},
+        {"messages": [1] * 300_000},
+        {"tools": [1] * 300_000},
+        {"bad_words": [1] * 300_000},
+        {"structured_outputs": {"choice": [1] * 300_000}},
+        {"logit_bias": {str(i): "x" for i in range(100_000)}},
+    ],
+)
+def test_a_body_of_mistakes_is_refused_at_the_first(fields) -> None:
+    """An error for each of a million mistakes took half a minute and two gigabytes."""
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], **fields}).encode()
+    message = refusal(parsed, body, ChatRequest).message
+    assert len(message) < 300
+    assert "more" not in message
 
 
 def test_null_stands_for_nothing() -> None:
