@@ -20,7 +20,7 @@ from paceline.api.server.pieces import Piece, chat_delta, chat_message, has_call
 from paceline.api.server.plan import PLAIN, Parser, Plan, Planner
 from paceline.api.server.protocol import check_fields
 from paceline.api.server.sampling import params_of, scope_of, token_limit, truncated
-from paceline.api.server.sources import sources_of
+from paceline.api.server.sources import check_trees, page_fields, sources_of
 from paceline.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -106,7 +106,13 @@ def read(
         context=context,
         plan=plan,
         prompt=prompt,
-        job=Job(prompts=prompts, params=params, constraint=plan.constraint, scope=scope),
+        job=Job(
+            prompts=prompts,
+            params=params,
+            constraint=plan.constraint,
+            scope=scope,
+            shows_trees=check_trees(body),
+        ),
         head=head_of(body, context, "chatcmpl-"),
     )
 
@@ -187,8 +193,7 @@ class ChatStream:
             choice["logprobs"] = chat_logprobs(chunk.logprobs, self._names)
         if body.return_token_ids:
             choice["token_ids"] = list(chunk.token_ids)
-        if body.wants_sources:
-            choice["paceline"] = sources_of(chunk.token_ids, chunk.sources, self._call.context)
+        choice |= page_fields(chunk, body, self._call.context)
         told = len(choice) > 4 or choice["logprobs"] is not None
         if not (delta or told or result or body.wants_running_usage):
             return []  # the text of these tokens is not certain yet

@@ -18,7 +18,7 @@ from paceline.api.server.logprobs import Offsets, TokenNames, completion_logprob
 from paceline.api.server.prompt_list import prompts_of
 from paceline.api.server.protocol import check_fields
 from paceline.api.server.sampling import params_of, scope_of, token_limit, truncated
-from paceline.api.server.sources import sources_of
+from paceline.api.server.sources import check_trees, page_fields, sources_of
 from paceline.api.server.structured import constraint_of
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def read(body: CompletionRequest, context: Context, *, tenant: str = "") -> Comp
             params=params,
             constraint=constraint_of(body, context.compiler),
             scope=scope_of(body, tenant),
+            shows_trees=check_trees(body),
         ),
         head=head_of(body, context, "cmpl-"),
         echoes=echoes,
@@ -170,8 +171,7 @@ class CompletionStream:
             choice["logprobs"] = completion_logprobs(chunk.logprobs, self._names, offsets)
         if body.return_token_ids:
             choice["token_ids"] = list(chunk.token_ids)
-        if body.wants_sources:
-            choice["paceline"] = sources_of(chunk.token_ids, chunk.sources, call.context)
+        choice |= page_fields(chunk, body, call.context)
         if result is not None:
             choice |= {"finish_reason": result.finish_reason, "stop_reason": result.stop_reason}
         told = len(choice) > 4 or choice["logprobs"] is not None

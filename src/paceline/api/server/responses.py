@@ -169,7 +169,7 @@ def _check_refused(body: ResponsesRequest) -> None:
         "n": (body.n not in {None, 1}, "there is one answer; ask several times"),
         "max_tokens": (body.max_tokens is not None, "its name here is max_output_tokens"),
         "return_token_ids": (bool(body.return_token_ids), "completions and chat tell them"),
-        "paceline": (body.wants_sources, "chat tells where tokens came from"),
+        "paceline": (body.wants_sources or body.wants_trees, "chat tells where tokens came from"),
         "request_id": (body.request_id is not None, "a response's id is the server's own"),
         "response_format": (body.response_format is not None, "its name here is text.format"),
         "text.verbosity": (
