@@ -11,6 +11,8 @@ from paceline.core.errors import RequestError, TemplateError
 
 if TYPE_CHECKING:
     from paceline.api.chat_template import Message
+    from paceline.api.server.plan import Plan
+    from paceline.api.server.protocol_chat import ChatRequest
     from paceline.api.tokenizer import Tokenizer
 
 # Marks the end of the message to be continued; private characters, so no template trims them.
@@ -75,6 +77,27 @@ def rendered(
         )
         raise bad(msg, "continue_final_message")
     return text[:end]
+
+
+def prompt_of(body: ChatRequest, plan: Plan, tokenizer: Tokenizer) -> str:
+    """The text that the model goes on with when it answers a request.
+
+    Args:
+        body: the request.
+        plan: what its tools and reasoning ask for.
+        tokenizer: the model's, with its templates.
+
+    Raises:
+        ApiError: 400, see `rendered` and `effort_variables`.
+    """
+    return rendered(
+        plan.messages,
+        tokenizer,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        variables={**plan.variables, **effort_variables(body.reasoning_effort, tokenizer)},
+        kwargs=body.chat_template_kwargs,
+    )
 
 
 def effort_variables(effort: str | None, tokenizer: Tokenizer) -> dict[str, object]:

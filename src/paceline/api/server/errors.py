@@ -169,7 +169,8 @@ def shown(text: str, most: int = MAX_VALUE) -> str:
 
 def _clause(error: Mapping[str, Any]) -> str:
     place = _place(error) or "the body"
-    text = f"{place}: {shown(str(error.get('msg', 'not valid')))}"
+    told = str(error.get("msg", "not valid")).removeprefix("Value error, ")
+    text = f"{place}: {shown(told)}"
     if error.get("type") == "missing" or "input" not in error:
         return text
     return f"{text}, got {quoted(error['input'])}"

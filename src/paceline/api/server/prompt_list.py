@@ -12,6 +12,7 @@ from paceline.core.errors import RequestError
 if TYPE_CHECKING:
     from paceline.api.server.context import Context
 
+MAX_PROMPTS = 4096  # of one request; each is tokenized before the queue can refuse it
 _POSSIBLE = "text, a list of texts, a list of token ids, or a list of such lists is possible"
 
 
@@ -39,6 +40,9 @@ def prompts_of(given: object, context: Context, *, add_special_tokens: bool) -> 
         case _:
             msg = f"prompt is {quoted(given)}; {_POSSIBLE}; change it"
             raise bad(msg, "prompt")
+    if len(items) > MAX_PROMPTS:
+        msg = f"prompt is a list of {len(items)}; at most {MAX_PROMPTS:,} are possible; send fewer"
+        raise bad(msg, "prompt")
     place = "prompt" if len(items) == 1 else "prompt.{0}"
     return [
         _ids(item, context, place.format(i), add_special_tokens=add_special_tokens)

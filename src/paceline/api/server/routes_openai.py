@@ -91,11 +91,11 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
         call = await understood(request, CompletionRequest, read)
         return await answered(service, call, request, streams=call.body.streams)
 
-    _add_small(found, context)
+    _add_small(found, context, planner)
     return found
 
 
-def _add_small(found: APIRouter, context: Context) -> None:
+def _add_small(found: APIRouter, context: Context, planner: Planner) -> None:
     """Paths that need no engine."""
 
     @found.post(
@@ -106,7 +106,7 @@ def _add_small(found: APIRouter, context: Context) -> None:
     )
     async def tokenize(request: Request) -> Response:
         """Tokens of a text or of a conversation."""
-        read = partial(tokens.tokenize, context=context)
+        read = partial(tokens.tokenize, context=context, planner=planner)
         return JsonAnswer(await understood(request, TokenizeRequest, read))
 
     @found.post(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.api.server.conversation import rendered
+from paceline.api.server.conversation import prompt_of
 from paceline.api.server.errors import api_error, bad
+from paceline.api.server.plan import PLAIN, Planner
 from paceline.api.server.protocol import check_fields
+from paceline.api.server.protocol_chat import ChatRequest
 from paceline.api.server.sampling import check_ids
 from paceline.core.errors import RequestError
 
@@ -14,9 +16,18 @@ if TYPE_CHECKING:
     from paceline.api.server.context import Context
     from paceline.api.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
 
+_ENDS = ("add_generation_prompt", "continue_final_message")
 
-def tokenize(body: TokenizeRequest, context: Context) -> dict[str, Any]:
+
+def tokenize(
+    body: TokenizeRequest, context: Context, *, planner: Planner = PLAIN
+) -> dict[str, Any]:
     """Tokens of a text, or of a conversation as the model sees it.
+
+    Args:
+        body: the request.
+        context: what is served.
+        planner: knows the model's tools and reasoning.
 
     Raises:
         ApiError: 400 or 404; neither or both are given, or it is not valid.
@@ -28,7 +39,7 @@ def tokenize(body: TokenizeRequest, context: Context) -> dict[str, Any]:
         raise bad(msg, "prompt")
     text, special = body.prompt, body.add_special_tokens is not False
     if body.messages is not None:
-        text, special = _conversation(body, context), bool(body.add_special_tokens)
+        text, special = _conversation(body, context, planner), bool(body.add_special_tokens)
     assert text is not None, "one of the two is given"
     try:
         ids = context.tokenizer.encode(text, add_special_tokens=special)
@@ -40,19 +51,14 @@ def tokenize(body: TokenizeRequest, context: Context) -> dict[str, Any]:
     return found
 
 
-def _conversation(body: TokenizeRequest, context: Context) -> str:
+def _conversation(body: TokenizeRequest, context: Context, planner: Planner) -> str:
     assert body.messages is not None, "messages are given"
     if not body.messages:
         msg = "messages is empty; at least one message is needed; add one"
         raise bad(msg, "messages")
-    return rendered(
-        body.messages,
-        context.tokenizer,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        variables={"tools": body.tools} if body.tools else None,
-        kwargs=body.chat_template_kwargs,
-    )
+    fields = ("messages", "tools", "chat_template_kwargs", *_ENDS)
+    asked = ChatRequest.model_construct(**{name: getattr(body, name) for name in fields})
+    return prompt_of(asked, planner.plan(asked, context.compiler), context.tokenizer)
 
 
 def detokenize(body: DetokenizeRequest, context: Context) -> dict[str, Any]:

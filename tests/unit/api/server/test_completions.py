@@ -90,6 +90,7 @@ def test_a_prompt_has_four_shapes(prompt, expected) -> None:
         ([[5], [-1]], "prompt.1"),
         ([[[5]]], "prompt"),
         ("\ud800", "prompt"),
+        (["a"] * 5000, "prompt"),
     ],
 )
 def test_other_shapes_are_refused(prompt, param) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from openai.types import Model
 
@@ -34,6 +36,22 @@ def test_a_conversation_becomes_what_the_model_sees() -> None:
     messages = [{"role": "user", "content": "hi"}]
     prompt = chat_call(CONTEXT, messages=messages).job.prompts[0]
     assert tokenize(asked(messages=messages), CONTEXT)["tokens"] == list(prompt)
+
+
+def test_tools_are_counted_as_they_are_served() -> None:
+    """A template that cannot write tools is given them as text: the count must not leave that out."""
+    from paceline.api.server import chat
+    from paceline.api.server.protocol_chat import ChatRequest
+    from paceline.api.server.tools import planner_of
+
+    planner = planner_of(CONTEXT.tokenizer)
+    tools = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+    fields = {"messages": [{"role": "user", "content": "hi"}], "tools": tools}
+    counted = tokenize(asked(**fields), replace(CONTEXT, max_len=9), planner=planner)
+    wide = replace(CONTEXT, max_len=9000)
+    call = chat.read(ChatRequest.model_validate(fields), wide, planner=planner)
+    assert counted["tokens"] == list(call.job.prompts[0])
+    assert counted["count"] > 200
 
 
 @pytest.mark.parametrize(
