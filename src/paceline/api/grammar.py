@@ -8,7 +8,8 @@ A `Constraint` is compiled once and shared; `start` gives each request, and each
 its own. Compiling is bounded in the size of what is given and in the work that it may cause, and keeps
 nothing of the engine's, so it may run in any thread. llguidance is part of the extra `server`.
 
-Not here: the state as steps move it (grammar_state.py), how steps use it (engine/guides.py).
+Not here: what may be asked (grammar_text.py), the state as steps move it (grammar_state.py), how steps use
+it (engine/guides.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from paceline.api.grammar_state import MatcherGrammar
-from paceline.core.errors import ConfigError, RequestError
+from paceline.api.grammar_text import (
+    MAX_CHOICES,
+    ConstraintError,
+    check_rules,
+    check_size,
+    lark_of_gbnf,
+    read_schema,
+    refused,
+    short,
+)
+from paceline.core.errors import ConfigError
 from paceline.core.request import Grammar
 
 if TYPE_CHECKING:
@@ -28,15 +39,10 @@ if TYPE_CHECKING:
 
     from paceline.api.tokenizer import Tokenizer
 
+__all__ = ["Constraint", "ConstraintError", "Constraints", "Whitespace"]
+
 Whitespace = Literal["flexible", "spaced", "compact"]
 
-MAX_CHARACTERS = 1 << 18  # of a schema or grammar
-MAX_TEXT = (
-    1 << 14
-)  # characters of a regex, or of a text in a schema or grammar: it may be one forced run
-MAX_CHOICES = 10_000
-MAX_REASON = 600  # characters of a message
-MAX_RULES = 1_000  # llguidance follows rules that name rules by recursion
 # JSON allows any amount of whitespace; a model that has lost its thread would go on with it for ever.
 _FLEXIBLE = r"[\x20\x0A\x0D\x09]{1,64}"
 _LAYOUTS: Mapping[Whitespace, JsonCompileOptions] = {
@@ -44,18 +50,12 @@ _LAYOUTS: Mapping[Whitespace, JsonCompileOptions] = {
     "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
 }
-# Of the work that a grammar may cause. What a schema of many kilobytes needs is far below; nested
-# repetitions reach them within milliseconds, not minutes.
+# Of the work that a grammar may cause; what a schema of many kilobytes needs is far below.
 _START_FUEL, _STEP_FUEL = 1_000_000, 200_000  # of the lexer: some 20 ms, and 14 ms for a mask
 _STEP_ITEMS = 50_000  # of the parser, for a mask
 _LEXER_STATES = 50_000  # 1 to 2 kB each
 _GRAMMAR_SIZE = 200_000  # symbols
-_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _MARK = "\x02"  # before a text whose tokens are wanted as they are within a longer one
-
-
-class ConstraintError(RequestError):
-    """A schema, regex or grammar that cannot be served; the message names the keyword or the place."""
 
 
 class Constraint(Protocol):
@@ -138,7 +138,7 @@ class Constraints:
             raise ConstraintError(msg)
         from llguidance import LLMatcher
 
-        read = _read_schema(schema)
+        read = read_schema(schema)
         source = LLMatcher.grammar_from_json_schema(dict(read), overrides=_LAYOUTS[whitespace])
         return self._compiled("JSON schema", source, read)
 
@@ -156,7 +156,7 @@ class Constraints:
         """
         from llguidance import LLMatcher
 
-        _check_size("regex", pattern)
+        check_size("regex", pattern)
         return self._compiled("regex", LLMatcher.grammar_from_regex(pattern))
 
     def choice(self, choices: Sequence[str]) -> Constraint:
@@ -168,7 +168,7 @@ class Constraints:
         from llguidance import LLMatcher
 
         if isinstance(choices, str) or not choices or not all(isinstance(c, str) for c in choices):
-            msg = f"choice {_short(choices)}: a list of at least one string is possible; pass such a list"
+            msg = f"choice {short(choices)}: a list of at least one string is possible; pass such a list"
             raise ConstraintError(msg)
         if len(choices) > MAX_CHOICES:
             msg = (
@@ -176,7 +176,7 @@ class Constraints:
             )
             raise ConstraintError(msg)
         words = " | ".join(json.dumps(c, ensure_ascii=False) for c in choices)
-        _check_size("choice", words)
+        check_size("choice", words)
         return self._compiled("choice", LLMatcher.grammar_from_lark(f"start: {words}"))
 
     def lark(self, grammar: str) -> Constraint:
@@ -187,10 +187,10 @@ class Constraints:
         """
         from llguidance import LLMatcher
 
-        _check_size("grammar", grammar)
+        check_size("grammar", grammar)
         if re.search(r"^\s*[\w-]+\s*::=", grammar, re.MULTILINE):
-            grammar = _lark_of_gbnf(grammar)
-        _check_rules("grammar", "rules", sum(":" in line for line in grammar.splitlines()))
+            grammar = lark_of_gbnf(grammar)
+        check_rules("grammar", "rules", sum(":" in line for line in grammar.splitlines()))
         return self._compiled("grammar", LLMatcher.grammar_from_lark(grammar))
 
     def _compiled(
@@ -202,7 +202,7 @@ class Constraints:
         if not matcher.is_error():
             matcher.compute_bitmask()  # whoever asks for too much is told now
         if matcher.is_error():
-            raise ConstraintError(_refused(kind, matcher.get_error(), schema))
+            raise ConstraintError(refused(kind, matcher.get_error(), schema))
         return _Compiled(matcher, self.eos_token_ids, self._tokenizer.vocab_size)
 
 
@@ -244,96 +244,3 @@ class _Words:
             ids = self._tokenizer.encode(_MARK + text, add_special_tokens=False)
             return ids[self._num_marks :]
         return self._tokenizer.encode(text, add_special_tokens=False)
-
-
-def _read_schema(schema: object) -> Mapping[str, object]:
-    """A schema as an object of JSON values."""
-    if isinstance(schema, str):
-        _check_size("JSON schema", schema)
-        try:
-            schema = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            msg = f"the JSON schema is no JSON: {error}; pass an object, or its JSON text"
-            raise ConstraintError(msg) from error
-    if schema is True:
-        return {}
-    if not isinstance(schema, Mapping):
-        msg = f"the JSON schema is {_short(schema)}; an object or true is possible; pass an object"
-        raise ConstraintError(msg)
-    try:
-        text = json.dumps(schema, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        msg = f"the JSON schema cannot be written as JSON: {error}; pass JSON values only"
-        raise ConstraintError(msg) from error
-    _check_size("JSON schema", text)
-    _check_rules("JSON schema", "references ($ref)", text.count('ref"'))
-    read: Mapping[str, object] = json.loads(text)
-    return read
-
-
-def _check_size(kind: str, text: object) -> None:
-    if not isinstance(text, str):
-        msg = f"the {kind} is {_short(text)}; a string is possible; pass one"
-        raise ConstraintError(msg)
-    texts = [m.end() - m.start() - 2 for m in _TEXT.finditer(text)]
-    for what, size, most in (
-        ("the", len(text), MAX_TEXT if kind == "regex" else MAX_CHARACTERS),
-        ("a text in the", max(texts, default=0), MAX_TEXT),
-    ):
-        if size > most:
-            msg = f"{what} {kind} has {size} characters; at most {most} are possible; pass a shorter one"
-            raise ConstraintError(msg)
-
-
-def _check_rules(kind: str, what: str, count: int) -> None:
-    if count > MAX_RULES:
-        msg = (
-            f"the {kind} has {count} {what}; at most {MAX_RULES} are possible; write it with fewer"
-        )
-        raise ConstraintError(msg)
-
-
-def _lark_of_gbnf(grammar: str) -> str:
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    try:
-        return gbnf_to_lark(grammar)
-    except Exception as error:  # the library raises plain Exception
-        msg = f"the grammar is no GBNF: {error}; correct it, or write it in Lark's syntax"
-        raise ConstraintError(msg) from error
-
-
-def _refused(kind: str, reason: str, schema: Mapping[str, object] | None) -> str:
-    """What to tell of a constraint that llguidance does not take."""
-    reason = reason.partition("<state>")[0].strip()[:MAX_REASON]
-    keys = re.match(r"Unimplemented keys: \[(.*)\]", reason)
-    if keys:
-        names = [name.strip(' "') for name in keys[1].split(",")]
-        places = [f"{name} (at {_place(schema, name) or '#'})" for name in names]
-        return (
-            f"the {kind} uses {', '.join(places)}, which structured output does not serve; "
-            "docs/structured-output.md lists what it does; write it without, or check the answer afterwards"
-        )
-    return (
-        f"the {kind} is refused: {reason}; docs/structured-output.md lists what is possible; correct or "
-        "simplify it"
-    )
-
-
-def _place(schema: object, keyword: str, at: str = "#") -> str | None:
-    """Where a keyword stands first in a schema, as a JSON pointer to the schema that holds it."""
-    if isinstance(schema, Mapping):
-        if keyword in schema:
-            return at
-        parts = [(str(key).replace("~", "~0").replace("/", "~1"), v) for key, v in schema.items()]
-    elif isinstance(schema, list):
-        parts = [(str(i), v) for i, v in enumerate(schema)]
-    else:
-        return None
-    found = (_place(value, keyword, f"{at}/{key}") for key, value in parts)
-    return next((place for place in found if place is not None), None)
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

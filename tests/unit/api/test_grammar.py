@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from paceline.api import grammar as module
 from paceline.api.grammar import Constraint, ConstraintError, Constraints
 from paceline.api.grammar_state import GrammarFailedError, MatcherGrammar
+from paceline.api.grammar_text import MAX_TEXT
 from paceline.api.tokenizer import Tokenizer
 from paceline.core.errors import ConfigError, RequestError
 from paceline.core.request import Grammar
@@ -241,7 +241,13 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "oneOf": ("json_schema", {"oneOf": [{"minimum": 3}, {"type": "integer"}]}, "oneOf"),
     "format": ("json_schema", {"type": "string", "format": "iri"}, "iri"),
     "nothing fits": ("json_schema", {"type": "integer", "minimum": 4, "maximum": 3}, "minimum"),
-    "false": ("json_schema", False, "False"),
+    "false": ("json_schema", False, "false, which nothing fits"),
+    "no values": ("json_schema", {"enum": []}, "enum is empty"),
+    "in another schema": (
+        "json_schema",
+        {"$ref": "https://json-schema.org/draft/2020-12/schema"},
+        r"\$dynamicAnchor \(in a schema that it refers to\)",
+    ),
     "a number": ("json_schema", 3, "an object"),
     "no JSON": ("json_schema", '{"type": ', "no JSON"),
     "no JSON values": ("json_schema", {"const": {1, 2}}, "JSON values"),
@@ -261,7 +267,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         {"enum": ["ab" * 3000] * 50},
         "the JSON schema has 300[0-9]{3} char",
     ),
-    "too long a regex": ("regex", "a" * (module.MAX_TEXT + 1), "the regex has 16385 characters"),
+    "too long a regex": ("regex", "a" * (MAX_TEXT + 1), "the regex has 16385 characters"),
     "too long a text": (
         "json_schema",
         {"const": "é" * 3000},

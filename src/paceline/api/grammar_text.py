@@ -1,0 +1,158 @@
+"""What a client may ask a constraint to be made of, and what it is told of what may not.
+
+Sizes are checked before llguidance sees anything: it follows rules that name rules by recursion, and a long
+text that is forced is tokenized whole.
+
+Not here: compiling (grammar.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from paceline.core.errors import RequestError
+
+MAX_CHARACTERS = 1 << 18  # of a schema or grammar
+MAX_TEXT = (
+    1 << 14
+)  # characters of a regex, or of a text in a schema or grammar: it may be one forced run
+MAX_CHOICES = 10_000
+MAX_REASON = 600  # characters of a message
+MAX_RULES = 1_000  # llguidance follows rules that name rules by recursion
+_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_EXACT = 1 << 53  # below it every whole number is a float of its own
+
+
+class ConstraintError(RequestError):
+    """A schema, regex or grammar that cannot be served; the message names the keyword or the place."""
+
+
+def read_schema(schema: object) -> Mapping[str, object]:
+    """A schema as an object of JSON values.
+
+    Raises:
+        ConstraintError: it is none, or too large.
+    """
+    if isinstance(schema, str):
+        check_size("JSON schema", schema)
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            msg = f"the JSON schema is no JSON: {error}; pass an object, or its JSON text"
+            raise ConstraintError(msg) from error
+    if schema is True:
+        return {}
+    if schema is False:
+        msg = (
+            "the JSON schema is false, which nothing fits; an object or true is possible; pass one"
+        )
+        raise ConstraintError(msg)
+    if not isinstance(schema, Mapping):
+        msg = f"the JSON schema is {short(schema)}; an object or true is possible; pass an object"
+        raise ConstraintError(msg)
+    try:
+        text = json.dumps(schema, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        msg = f"the JSON schema cannot be written as JSON: {error}; pass JSON values only"
+        raise ConstraintError(msg) from error
+    check_size("JSON schema", text)
+    check_rules("JSON schema", "references ($ref)", text.count('ref"'))
+    # JSON has one kind of number: maxItems may be 2.0, which llguidance would not take.
+    read: Mapping[str, object] = json.loads(text, parse_float=_number)
+    return read
+
+
+def _number(text: str) -> int | float:
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < _EXACT else value
+
+
+def check_size(kind: str, text: object) -> None:
+    """Refuse what is no text, or too long a one.
+
+    Raises:
+        ConstraintError: with the most that is possible.
+    """
+    if not isinstance(text, str):
+        msg = f"the {kind} is {short(text)}; a string is possible; pass one"
+        raise ConstraintError(msg)
+    texts = [m.end() - m.start() - 2 for m in _TEXT.finditer(text)]
+    for what, size, most in (
+        ("the", len(text), MAX_TEXT if kind == "regex" else MAX_CHARACTERS),
+        ("a text in the", max(texts, default=0), MAX_TEXT),
+    ):
+        if size > most:
+            msg = f"{what} {kind} has {size} characters; at most {most} are possible; pass a shorter one"
+            raise ConstraintError(msg)
+
+
+def check_rules(kind: str, what: str, count: int) -> None:
+    """Refuse too many rules that name others.
+
+    Raises:
+        ConstraintError: with the most that is possible.
+    """
+    if count > MAX_RULES:
+        msg = (
+            f"the {kind} has {count} {what}; at most {MAX_RULES} are possible; write it with fewer"
+        )
+        raise ConstraintError(msg)
+
+
+def lark_of_gbnf(grammar: str) -> str:
+    """A GBNF grammar in Lark's syntax.
+
+    Raises:
+        ConstraintError: it is malformed; the message says where.
+    """
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(grammar)
+    except Exception as error:  # the library raises plain Exception
+        msg = f"the grammar is no GBNF: {error}; correct it, or write it in Lark's syntax"
+        raise ConstraintError(msg) from error
+
+
+def refused(kind: str, reason: str, schema: Mapping[str, object] | None) -> str:
+    """What to tell of a constraint that llguidance does not take."""
+    reason = reason.partition("<state>")[0].strip()[:MAX_REASON]
+    keys = re.match(r"Unimplemented keys: \[(.*)\]", reason)
+    if keys:
+        names = [name.strip(' "') for name in keys[1].split(",")]
+        places = [
+            f"{name} ({f'at {at}' if (at := _place(schema, name)) else 'in a schema that it refers to'})"
+            for name in names
+        ]
+        return (
+            f"the {kind} uses {', '.join(places)}, which structured output does not serve; "
+            "docs/structured-output.md lists what it does; write it without, or check the answer afterwards"
+        )
+    if "anyOf is empty" in reason and _place(schema, "anyOf") is None:
+        reason = reason.replace("anyOf", "enum")
+    return (
+        f"the {kind} is refused: {reason}; docs/structured-output.md lists what is possible; correct or "
+        "simplify it"
+    )
+
+
+def _place(schema: object, keyword: str, at: str = "#") -> str | None:
+    """Where a keyword stands first in a schema, as a JSON pointer to the schema that holds it."""
+    if isinstance(schema, Mapping):
+        if keyword in schema:
+            return at
+        parts = [(str(key).replace("~", "~0").replace("/", "~1"), v) for key, v in schema.items()]
+    elif isinstance(schema, list):
+        parts = [(str(i), v) for i, v in enumerate(schema)]
+    else:
+        return None
+    found = (_place(value, keyword, f"{at}/{key}") for key, value in parts)
+    return next((place for place in found if place is not None), None)
+
+
+def short(value: object) -> str:
+    """A value as a message shows it."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,152 @@
+"""Sixty schemas of the JSON Schema test suite: what is accepted is obeyed, what is not is refused by name.
+
+`jsonschema` is the judge. Answers come from a tiny model with a byte-level vocabulary at temperature 1, with
+trees of a suffix drafter, and equal plain decoding's.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from paceline.api.grammar import Constraint, ConstraintError, Constraints
+from paceline.api.tokenizer import Tokenizer
+from paceline.core.request import FinishReason, Request, SamplingParams
+from tests import tiny, tiny_tokenizers
+from tests.engine.as_on_gpu import as_on_gpu
+from tests.engine.harness import Outcome, engine, run
+
+VOCABULARY = 400
+FILE = Path(__file__).parent.parent / "data" / "json_schemas.jsonl"
+CASES: list[dict[str, Any]] = [
+    json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()
+]
+IDS = [f"{Path(c['file']).stem}: {c['description']}" for c in CASES]
+# Random text is rarely an object, and rarely closes what it has opened: the marks get a push.
+PUSHED = {'"': 5.0, "{": 6.0, "[": 5.0, "}": 4.0, "]": 4.0, ":": 3.0, ",": 3.5, "1": 1.0}
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    return tiny_tokenizers.byte_level()
+
+
+@functools.cache
+def constraints() -> Constraints:
+    return Constraints(tokenizer(), VOCABULARY)
+
+
+def compiled(schema: object) -> Constraint | None:
+    """None where it is refused."""
+    try:
+        return constraints().json_schema(schema, whitespace="compact")
+    except ConstraintError:
+        return None
+
+
+def keywords(schema: object) -> Iterator[str]:
+    """Every key of a schema, and its texts."""
+    if isinstance(schema, dict):
+        for key, value in schema.items():
+            yield key
+            yield from keywords(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from keywords(value)
+    else:
+        yield schema if isinstance(schema, str) else json.dumps(schema)
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_instances(case: dict[str, Any]) -> None:
+    """No invalid instance is a text of the grammar; a refusal names something that the schema says."""
+    schema = case["schema"]
+    built = compiled(schema)
+    if built is None:
+        with pytest.raises(ConstraintError) as refusal:
+            constraints().json_schema(schema, whitespace="compact")
+        told = str(refusal.value)
+        assert "refers to" in told or any(key and key in told for key in keywords(schema)), told
+        return
+    for each in case["tests"]:
+        text = json.dumps(each["data"], separators=(",", ":"), ensure_ascii=False)
+        state = built.start()
+        ids = [*tokenizer().encode(text, add_special_tokens=False), 1]
+        if not each["valid"]:
+            assert not all(state.advance(i) for i in ids), f"{text} is allowed"
+
+
+def test_most_valid_instances_are_texts() -> None:
+    """A grammar that allowed nothing would break no schema; properties have a fixed order, so not all are."""
+    valid = taken = 0
+    for case in CASES:
+        built = compiled(case["schema"])
+        for each in case["tests"] if built is not None else ():
+            if each["valid"]:
+                text = json.dumps(each["data"], separators=(",", ":"), ensure_ascii=False)
+                state = built.start()
+                valid += 1
+                ids = [*tokenizer().encode(text, add_special_tokens=False), 1]
+                taken += all(state.advance(i) for i in ids)
+    assert valid > 80
+    assert taken > 0.95 * valid
+
+
+def asked(index: int, built: Constraint) -> Request:
+    bias = {tokenizer().encode(t, add_special_tokens=False)[0]: v for t, v in PUSHED.items()}
+    params = SamplingParams(
+        temperature=1.0, seed=index, max_tokens=50, logit_bias={**bias, 1: 9.0}, top_p=0.95
+    )
+    return Request(
+        id=str(index),
+        prompt_ids=tokenizer().encode('{"the quick":"fox","foo":[1,2,"bar"]}', False),
+        params=params,
+        stop_ids=frozenset({1}),
+        grammar=built.start(),
+    )
+
+
+def answers(folder: Path, method: str, *, gpu: bool = False) -> dict[str, Outcome]:
+    """An answer to every schema that is accepted."""
+    eng = engine(folder, method=method, max_rows=16, prompt_lookup_min=1)
+    if gpu:
+        as_on_gpu(eng)
+    built = [compiled(case["schema"]) for case in CASES]
+    found = run(eng, [asked(i, c) for i, c in enumerate(built) if c is not None])
+    if method != "none":
+        assert eng.report()["spec_decode_num_accepted_tokens"] > 60
+        assert eng.report()["spec_decode_num_forced_tokens"] > 20
+    return found
+
+
+def test_answers_validate(tmp_path: Path) -> None:
+    """Sampled with trees, every finished answer is an instance; one that was cut is the beginning of one."""
+    folder = tiny.write_tiny(tmp_path / "target", "llama", seed=3, vocab_size=VOCABULARY)
+    found = answers(folder, "suffix")
+    assert {k: o.tokens for k, o in answers(folder, "none").items()} == {
+        k: o.tokens for k, o in found.items()
+    }
+    assert {k: o.tokens for k, o in answers(folder, "suffix", gpu=True).items()} == {
+        k: o.tokens for k, o in found.items()
+    }
+    finished = []
+    for key, outcome in found.items():
+        schema = CASES[int(key)]["schema"]
+        state = compiled(schema).start()
+        assert all(state.advance(t) for t in outcome.tokens), "no beginning of an answer"
+        if outcome.last.finish_reason is FinishReason.STOP:
+            text = tokenizer().decode(outcome.tokens[:-1])
+            judge = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+            judge.validate(json.loads(text))
+            finished.append(text)
+        else:
+            assert outcome.last.finish_reason is FinishReason.LENGTH
+    assert len(found) == 40
+    assert len(finished) > 35
+    assert len(set(finished)) > 18
