@@ -192,9 +192,10 @@ _WRONG: Mapping[int, str] = {
 }
 
 
-def _responses(
+def documented(
     model: type[Answer], statuses: tuple[int, ...], *, streams: bool = False
 ) -> dict[int | str, dict[str, Any]]:
+    """What a path may answer: its answer's form, and the statuses of its errors."""
     good: dict[str, Any] = {"model": model, "description": "The answer."}
     if streams:
         good["content"] = _EVENTS
@@ -204,13 +205,13 @@ def _responses(
     return found
 
 
-_BODY = (400, 401, 404, 408, 413, 415)
+OF_BODIES = (400, 401, 404, 408, 413, 415)  # errors of a path that takes a body
 # Path -> what it may answer, for `responses` of its route.
 RESPONSES: Mapping[str, dict[int | str, dict[str, Any]]] = {
-    "chat": _responses(ChatAnswer, (*_BODY, 500, 503), streams=True),
-    "completions": _responses(CompletionAnswer, (*_BODY, 500, 503), streams=True),
-    "tokenize": _responses(TokenizeAnswer, _BODY),
-    "detokenize": _responses(DetokenizeAnswer, _BODY),
-    "models": _responses(ModelList, (401,)),
-    "model": _responses(ModelCard, (401, 404)),
+    "chat": documented(ChatAnswer, (*OF_BODIES, 500, 503), streams=True),
+    "completions": documented(CompletionAnswer, (*OF_BODIES, 500, 503), streams=True),
+    "tokenize": documented(TokenizeAnswer, OF_BODIES),
+    "detokenize": documented(DetokenizeAnswer, OF_BODIES),
+    "models": documented(ModelList, (401,)),
+    "model": documented(ModelCard, (401, 404)),
 }

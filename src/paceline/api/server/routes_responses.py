@@ -17,7 +17,7 @@ from paceline.api.server.disconnect import until_gone
 from paceline.api.server.errors import ApiError, api_error, bad, shown
 from paceline.api.server.keys import owner_of
 from paceline.api.server.plan import PLAIN, Planner
-from paceline.api.server.protocol_responses import ResponsesRequest
+from paceline.api.server.protocol_responses import RESPONSES, ResponsesRequest
 from paceline.api.server.response_store import ResponseStore, Stored
 from paceline.api.server.responses_events import ResponseEvents
 from paceline.api.server.sse import EventStream, JsonAnswer
@@ -119,6 +119,7 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
 
     @found.post(
         "/v1/responses",
+        responses=RESPONSES["create"],
         openapi_extra=body_schema(ResponsesRequest),
         operation_id="create_response",
     )
@@ -138,7 +139,9 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
             error_event="error",
         )
 
-    @found.get("/v1/responses/{response_id}", operation_id="get_response")
+    @found.get(
+        "/v1/responses/{response_id}", responses=RESPONSES["get"], operation_id="get_response"
+    )
     async def get(response_id: str, request: Request, stream: str | None = None) -> Response:
         """A response that was made before, or is being made."""
         if stream not in {None, "false"}:
@@ -150,7 +153,11 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
             return JsonAnswer(responses.response_of(running.call, output, "in_progress"))
         return JsonAnswer(shared.found(request, response_id).response)
 
-    @found.get("/v1/responses/{response_id}/input_items", operation_id="list_input_items")
+    @found.get(
+        "/v1/responses/{response_id}/input_items",
+        responses=RESPONSES["input_items"],
+        operation_id="list_input_items",
+    )
     async def input_items(response_id: str, request: Request) -> Response:
         """The conversation that a response answers, earliest first."""
         inputs = shared.found(request, response_id).inputs
@@ -158,14 +165,20 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
         ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
         return JsonAnswer({"object": "list", "data": data, **ends})
 
-    @found.delete("/v1/responses/{response_id}", operation_id="delete_response")
+    @found.delete(
+        "/v1/responses/{response_id}", responses=RESPONSES["delete"], operation_id="delete_response"
+    )
     async def delete(response_id: str, request: Request) -> Response:
         """Forget a response."""
         if not shared.store.drop(owner_of(request), response_id):
             raise _missing(response_id, "response_id")
         return JsonAnswer({"id": response_id, "object": "response", "deleted": True})
 
-    @found.post("/v1/responses/{response_id}/cancel", operation_id="cancel_response")
+    @found.post(
+        "/v1/responses/{response_id}/cancel",
+        responses=RESPONSES["cancel"],
+        operation_id="cancel_response",
+    )
     async def cancel(response_id: str, request: Request) -> Response:
         """Call a response off that is being made."""
         running = shared.running(request, response_id)
