@@ -81,8 +81,6 @@ class FakeServer:
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
     gone: threading.Event = field(default_factory=threading.Event)  # a client left in mid-answer
-    at_once: int = 0
-    most_at_once: int = 0
 
     def __post_init__(self) -> None:
         self.pages.setdefault("/v1/models", lambda: whole({"data": [{"id": "fake"}]}))
@@ -155,12 +153,7 @@ class FakeServer:
             asked = Asked(method, path, headers, json.loads(data))
             self.asked.append(asked)
             reply = self.reply(asked)
-        self.at_once += 1
-        self.most_at_once = max(self.most_at_once, self.at_once)
-        try:
-            return await self._write(reply, reader, writer)
-        finally:
-            self.at_once -= 1
+        return await self._write(reply, reader, writer)
 
     async def _write(
         self, reply: Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

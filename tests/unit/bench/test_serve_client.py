@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from paceline.bench.serve_client import Answer, AnswerReader, ask, served_models
-from paceline.bench.serve_connection import ExchangeError
 from paceline.bench.serve_http import Address, HttpClient
-from paceline.core.errors import ConfigError, PacelineError
+from paceline.core.errors import PacelineError
 from tests.fake_openai import (
     CLOSE,
     FakeServer,
@@ -207,77 +206,6 @@ def test_a_server_that_is_not_there() -> None:
     assert f"127.0.0.1:{port}" in got.failure.message
 
 
-def sequence(server: FakeServer, count: int, pause: float = 0.0) -> list[Answer]:
-    async def run() -> list[Answer]:
-        found = []
-        async with HttpClient(Address.parse(server.url), api_key="k", timeout=20) as client:
-            for _ in range(count):
-                found.append(await ask(client, "chat", BODY))
-                await asyncio.sleep(pause)
-        return found
-
-    return asyncio.run(run())
-
-
-def test_connections_are_kept_and_carry_the_key() -> None:
-    """A connection per request would measure connecting."""
-    with FakeServer() as server:
-        answers = sequence(server, 3)
-        assert [a.text for a in answers] == ["Hello world"] * 3
-        assert server.connections == 1
-        assert {a.headers["authorization"] for a in server.asked} == {"Bearer k"}
-
-
-@pytest.mark.parametrize("pause", [0.0, 0.05])
-def test_a_connection_that_the_server_closed_is_replaced(pause: float) -> None:
-    """Whether that is seen before the next request or only by it."""
-    with FakeServer(lambda _: [*answer("a"), CLOSE]) as server:
-        assert [a.failure for a in sequence(server, 3, pause)] == [None] * 3
-        assert len(server.asked) == 3
-
-
-def test_early_hints_are_no_answer() -> None:
-    """1xx responses come before the response."""
-    got = asked([b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n", *answer("a")])
-    assert (got.failure, got.text) == (None, "a")
-
-
-def test_more_than_the_answer_ends_the_connection() -> None:
-    """A server that says more than it was asked is not asked again over that connection."""
-    with FakeServer(lambda _: [b"".join(answer("a") + whole({"more": 1}))]) as server:
-        assert [a.text for a in sequence(server, 2)] == ["a", "a"]
-        assert server.connections == 2
-
-
-@pytest.mark.parametrize(
-    "url,shown",
-    [
-        ("http://localhost:8000", "http://localhost:8000"),
-        ("http://localhost:8000/v1/", "http://localhost:8000"),
-        ("https://example.org/llm/v1", "https://example.org:443/llm"),
-        ("http://[::1]:80/", "http://[::1]:80"),
-    ],
-)
-def test_a_url_may_end_with_v1(url: str, shown: str) -> None:
-    """As clients of either habit write it."""
-    assert str(Address.parse(url)) == shown
-
-
-@pytest.mark.parametrize(
-    "url", ["localhost:8000", "ftp://x", "http://", "http://a:b", "http://u:p@host", "http://a?b=c"]
-)
-def test_a_url_that_is_none_is_refused(url: str) -> None:
-    """Said how one looks."""
-    with pytest.raises(ConfigError, match="http://HOST:PORT"):
-        Address.parse(url)
-
-
-def test_a_key_with_a_line_end_is_refused() -> None:
-    """It would end the header."""
-    with pytest.raises(ConfigError, match="line end"):
-        HttpClient(Address.parse("http://a"), api_key="a\r\nb: c", timeout=1)
-
-
 @pytest.mark.parametrize(
     "page", [whole({"data": []}), whole({"error": {"message": "no"}}, "401 No"), whole([1])]
 )
@@ -289,39 +217,5 @@ def test_a_server_without_models_is_told_apart(page: Any) -> None:
             async with HttpClient(Address.parse(server.url), timeout=20) as client:
                 with pytest.raises(PacelineError, match="--model"):
                     await served_models(client)
-
-        asyncio.run(run())
-
-
-def test_bytes_go_on_while_the_reader_breaks() -> None:
-    """What breaks in a sink is raised where the request was sent, and the connection is not kept."""
-
-    class Broken:
-        def begin(self, status: int, headers: Any) -> None:
-            pass
-
-        def feed(self, at: float, data: bytes) -> None:
-            msg = "mine"
-            raise KeyError(msg)
-
-    with FakeServer() as server:
-
-        async def run() -> None:
-            async with HttpClient(Address.parse(server.url), timeout=20) as client:
-                with pytest.raises(KeyError, match="mine"):
-                    await client.send("POST", "/v1/chat/completions", BODY, Broken())
-                assert client._idle == []
-
-        asyncio.run(run())
-
-
-def test_a_lost_connection_is_an_error_of_its_own() -> None:
-    """Pages that are no answers raise it."""
-    with FakeServer(pages={"/x": lambda: [CLOSE]}) as server:
-
-        async def run() -> None:
-            async with HttpClient(Address.parse(server.url), timeout=20) as client:
-                with pytest.raises(ExchangeError, match="before the answer"):
-                    await client.get("/x")
 
         asyncio.run(run())

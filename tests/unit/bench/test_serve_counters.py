@@ -65,6 +65,7 @@ def test_engines_are_summed_and_models_told_apart() -> None:
     got = counted(VLLM + second + other, "a")
     assert (got.num_drafts, got.num_accepted_tokens, got.per_position[2]) == (20, 30, 4)
     assert counted(VLLM, "unknown").num_drafts == 10
+    assert counted(VLLM + "vllm:spec_decode_num_drafts_total 5\n", "a").num_drafts == 15
 
 
 def test_lines_that_say_nothing_are_passed_over() -> None:

@@ -107,3 +107,9 @@ def test_the_client_watches_itself() -> None:
     got = measure(send, 2, Load(concurrency=1))
     assert max(got.client_lag) > 0.05
     assert 0 <= got.client_share < 1.5
+
+    async def block(index: int) -> Answer:
+        time.sleep(0.1)  # noqa: ASYNC251 (the same)
+        return Answer(started=0.0)
+
+    assert measure(block, 2, Load(rate=1000.0)).sent_late > 0.05
