@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.api.server.accounting import figures_of, tokens_used, usage_of
-from paceline.api.server.conversation import effort_variables, rendered
+from paceline.api.server.conversation import prompt_of
 from paceline.api.server.errors import api_error, bad
 from paceline.api.server.head import Head, check_result, head_of
 from paceline.api.server.job import Job
@@ -19,7 +19,7 @@ from paceline.api.server.logprobs import TokenNames, chat_logprobs
 from paceline.api.server.pieces import Piece, chat_delta, chat_message, has_calls
 from paceline.api.server.plan import PLAIN, Parser, Plan, Planner
 from paceline.api.server.protocol import check_fields
-from paceline.api.server.sampling import params_of, scope_of, token_limit, truncated
+from paceline.api.server.sampling import check_stream, params_of, scope_of, token_limit, truncated
 from paceline.api.server.sources import check_trees, page_fields, sources_of
 from paceline.core.errors import RequestError
 
@@ -77,18 +77,12 @@ def read(
     """
     check_fields(body, strict=context.strict)
     context.check_model(body.model)
+    check_stream(body)
     if body.echo:
         msg = "echo: a conversation is not repeated in its answer; leave it out, or use completions"
         raise bad(msg, "echo")
     plan = planner.plan(body, context.compiler)
-    prompt = rendered(
-        plan.messages,
-        context.tokenizer,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        variables={**plan.variables, **effort_variables(body.reasoning_effort, context.tokenizer)},
-        kwargs=body.chat_template_kwargs,
-    )
+    prompt = prompt_of(body, plan, context.tokenizer)
     try:
         # The template writes the beginning of a text where the model wants one.
         ids = context.tokenizer.encode(prompt, add_special_tokens=bool(body.add_special_tokens))

@@ -17,7 +17,7 @@ from paceline.api.server.job import Job
 from paceline.api.server.logprobs import Offsets, TokenNames, completion_logprobs
 from paceline.api.server.prompt_list import prompts_of
 from paceline.api.server.protocol import check_fields
-from paceline.api.server.sampling import params_of, scope_of, token_limit, truncated
+from paceline.api.server.sampling import check_stream, params_of, scope_of, token_limit, truncated
 from paceline.api.server.sources import check_trees, page_fields, sources_of
 from paceline.api.server.structured import constraint_of
 
@@ -89,6 +89,7 @@ def read(body: CompletionRequest, context: Context, *, tenant: str = "") -> Comp
     """
     check_fields(body, strict=context.strict)
     context.check_model(body.model)
+    check_stream(body)
     _refuse(body)
     special = body.add_special_tokens is not False
     given = prompts_of(body.prompt, context, add_special_tokens=special)

@@ -80,6 +80,20 @@ def params_of(
         raise api_error(error, param=_named_in(str(error))) from error
 
 
+def check_stream(body: SamplingFields) -> None:
+    """Refuse options of a stream where none is asked for.
+
+    Raises:
+        ApiError: 400.
+    """
+    if body.stream_options is not None and not body.streams:
+        msg = (
+            "stream_options says what a stream tells, and none is asked for; set `stream: true`, or "
+            "leave it out"
+        )
+        raise bad(msg, "stream_options")
+
+
 def token_limit(
     asked: int | None, default: int | None, prompts: Sequence[Sequence[int]], context: Context
 ) -> int:

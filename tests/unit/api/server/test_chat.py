@@ -70,7 +70,9 @@ def test_a_stream_says_what_the_whole_says() -> None:
     body = {"n": 2, "logprobs": True, "return_token_ids": True, "paceline": {"sources": True}}
     with served(SCRIPT) as (llm, found):
         whole = answered(llm, chat_call(found, **body))
-        chunks = streamed(llm, chat_call(found, **body, stream_options={"include_usage": True}))
+        chunks = streamed(
+            llm, chat_call(found, **body, stream=True, stream_options={"include_usage": True})
+        )
     for choice in whole["choices"]:
         own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
         assert text(chunks, choice["index"]) == choice["message"]["content"]
@@ -89,7 +91,7 @@ def test_running_usage_grows() -> None:
     """Clients that count as they read need every chunk to say where it stands."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     with served(SCRIPT) as (llm, found):
-        chunks = streamed(llm, chat_call(found, stream_options=options))
+        chunks = streamed(llm, chat_call(found, stream=True, stream_options=options))
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts)
     assert counts[-1] == counts[-2] == len(SCRIPT)
@@ -145,7 +147,7 @@ def test_figures_stand_at_the_root() -> None:
     with served(SCRIPT) as (llm, found):
         whole = answered(llm, chat_call(found))
         plain = streamed(llm, chat_call(found))
-        asked = streamed(llm, chat_call(found, stream_options={"include_usage": True}))
+        asked = streamed(llm, chat_call(found, stream=True, stream_options={"include_usage": True}))
     for holder in (whole, plain[-1], asked[-1]):
         figures = holder["metrics"]["speculative_decoding"]
         assert len(figures["acceptance_histogram"]) == figures["num_spec_tokens"] + 1

@@ -46,7 +46,9 @@ def test_a_whole_answer_is_openais() -> None:
 def test_chunks_are_openais() -> None:
     """The client has one type for whole answers and chunks, in which the reason is required."""
     with served(SCRIPT) as (llm, found):
-        chunks = streamed(llm, completion_call(found, stream_options={"include_usage": True}))
+        chunks = streamed(
+            llm, completion_call(found, stream=True, stream_options={"include_usage": True})
+        )
     for chunk in chunks:
         unfinished = [c for c in chunk["choices"] if c["finish_reason"] is None]
         told = {**chunk, "choices": [c for c in chunk["choices"] if c not in unfinished]}
@@ -164,7 +166,9 @@ def test_running_usage_counts_every_prompt() -> None:
     """The last chunk's usage is the whole answer's."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     with served(SCRIPT) as (llm, found):
-        chunks = streamed(llm, completion_call(found, prompt=["a", "b"], stream_options=options))
+        chunks = streamed(
+            llm, completion_call(found, prompt=["a", "b"], stream=True, stream_options=options)
+        )
     usages = [chunk["usage"] for chunk in chunks]
     assert all(usage["prompt_tokens"] == 2 for usage in usages)
     assert usages[-1]["completion_tokens"] == usages[-2]["completion_tokens"] == 2 * len(SCRIPT)

@@ -83,6 +83,7 @@ def test_nothing_said_means_the_defaults() -> None:
             "speculative.num_speculative_tokens",
         ),
         ("suffix", "x", None),
+        ("stream_options", {"include_usage": True}, None),
         ("best_of", 2, None),
     ],
 )
