@@ -13,6 +13,7 @@ from schemathesis.generation import GenerationMode
 OPERATIONS = (
     ("/v1/chat/completions", "POST"),
     ("/v1/completions", "POST"),
+    ("/v1/responses", "POST"),
     ("/tokenize", "POST"),
     ("/detokenize", "POST"),
     ("/v1/models/{name}", "GET"),
@@ -50,6 +51,8 @@ def test_no_body_breaks_the_server(api, path, method, mode) -> None:
     def ask(case) -> None:
         if isinstance(case.body, dict) and "max_tokens" in case.body and mode.is_positive:
             case.body |= {"max_tokens": 2, "max_completion_tokens": 2}  # long answers show nothing
+        elif isinstance(case.body, dict) and path == "/v1/responses" and mode.is_positive:
+            case.body |= {"max_output_tokens": 2}
         response = case.call(timeout=60)
         case.validate_response(response, checks=[not_a_server_error])
         statuses[response.status_code] += 1

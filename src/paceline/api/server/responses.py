@@ -17,7 +17,7 @@ from paceline.api.server import chat
 from paceline.api.server.accounting import figures_of
 from paceline.api.server.errors import ApiError
 from paceline.api.server.plan import PLAIN, Planner
-from paceline.api.server.protocol import check_fields
+from paceline.api.server.protocol import ResponseFormat, check_fields
 from paceline.api.server.protocol_chat import ChatRequest
 from paceline.api.server.protocol_sampling import SamplingFields
 from paceline.api.server.responses_checks import LOGPROBS, check_refused
@@ -141,8 +141,6 @@ def _chat_fields(body: ResponsesRequest) -> dict[str, Any]:
 
 def _format(form: ResponseTextFormat | None) -> Any:
     """`text.format` as chat's `response_format`."""
-    from paceline.api.server.protocol import ResponseFormat
-
     if form is None:
         return None
     named = {"name": form.name, "schema": form.schema_, "strict": form.strict}
