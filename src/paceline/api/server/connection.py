@@ -13,7 +13,12 @@ from paceline.api.server.settings import ServerSettings
 from paceline.api.server.sse import ABORT, encoded
 
 _CLOSING = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+_REASONS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
 
 
 class Connection(HttpToolsProtocol):
@@ -21,6 +26,7 @@ class Connection(HttpToolsProtocol):
 
     max_header_bytes: ClassVar[int]
     max_headers: ClassVar[int]
+    max_connections: ClassVar[int | None]
     seconds: ClassVar[float]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -33,6 +39,9 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come; one that says nothing goes like one that has nothing more to say."""
         super().connection_made(transport)
+        if self.max_connections is not None and len(self.connections) > self.max_connections:
+            msg = f"{self.max_connections} connections are possible and open; come back later"
+            self._refusal = ApiError(503, msg)
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
@@ -68,6 +77,7 @@ class Connection(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if len(self.headers) > self.max_headers or size > self.max_header_bytes:
             self._refusal = self._too_long()
+        if self._refusal is not None:
             raise httptools.HttpParserError  # ends parsing; `send_400_response` answers
         extensions: dict[str, Any] = {ABORT: self.transport.abort}
         self.scope["extensions"] = extensions
@@ -82,6 +92,8 @@ class Connection(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete:  # else an answer is under way
             body = encoded(error.body)
             status = b"HTTP/1.1 %d %s\r\n" % (error.status, _REASONS[error.status])
+            if error.status == 503:
+                status += b"retry-after: 1\r\n"
             self.transport.write(status + _CLOSING % len(body) + body)
         self.transport.close()
 
@@ -110,6 +122,7 @@ def limited(settings: ServerSettings) -> type[Connection]:
     class Limited(Connection):
         max_header_bytes = settings.max_header_bytes
         max_headers = settings.max_headers
+        max_connections = settings.max_connections
         seconds = settings.body_timeout
 
     return Limited

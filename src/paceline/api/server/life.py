@@ -146,7 +146,6 @@ class Life:
                 server_header=False,
                 root_path=settings.root_path,
                 backlog=_BACKLOG,
-                limit_concurrency=settings.max_connections,
                 timeout_keep_alive=settings.timeout_keep_alive,  # type: ignore[arg-type]
                 timeout_graceful_shutdown=int(settings.drain_timeout + _GRACE_S + 1),
                 ssl_certfile=settings.ssl_certfile,

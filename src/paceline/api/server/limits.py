@@ -135,7 +135,7 @@ def json_depth(body: bytes) -> int:
     if b"[" not in body and b"{" not in body:
         return 0
     brackets = _STRINGS.sub(b"", body).translate(None, _NO_BRACKETS)
-    return max(accumulate(map(_STEP.__getitem__, brackets)), default=0)
+    return max(accumulate(map(_STEP.__getitem__, brackets), initial=0))
 
 
 def _is_json(kind: bytes) -> bool:

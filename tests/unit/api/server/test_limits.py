@@ -1,0 +1,336 @@
+"""Bodies, headers and keys: what is not let in, and with which status."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from paceline.api.server.keys import Keys
+from paceline.api.server.limits import json_depth
+from paceline.api.server.settings import ServerSettings
+from paceline.core.errors import ConfigError
+from tests.local_server import PATH, LocalServer, answer_on, body, local_server, post
+
+SETTINGS = ServerSettings(
+    served_model_name=("tiny",),
+    max_body_bytes=4096,
+    max_json_depth=10,
+    max_header_bytes=2048,
+    max_headers=20,
+    body_timeout=0.4,
+    timeout_keep_alive=0.6,
+)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with local_server(settings=SETTINGS) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def still_well(server: LocalServer):
+    yield
+    with server.client() as client:
+        assert client.post(PATH, json=body()).status_code == 200
+    server.settle()
+
+
+def sent(server: LocalServer, *parts: bytes) -> tuple[int, dict]:
+    with server.raw() as connection:
+        for part in parts:
+            connection.sendall(part)
+        return answer_on(connection)
+
+
+# -- bodies ---------------------------------------------------------------------------------------
+
+
+def test_a_long_body_is_refused_before_it_is_read(server: LocalServer) -> None:
+    """The stated length is enough; the connection can be used again."""
+    long = b"x" * 5000
+    head = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n" % PATH.encode()
+    with server.raw() as connection:
+        connection.sendall(head + b"content-length: 5000\r\n\r\n" + long[:10])
+        status, told = answer_on(connection)
+        assert (status, told["error"]["code"]) == (413, "request_too_large")
+        connection.sendall(long[10:])
+        connection.sendall(post(body()))
+        assert answer_on(connection)[0] == 200
+
+
+def test_an_absurd_length_ends_the_connection(server: LocalServer) -> None:
+    """Nobody waits for a terabyte to be thrown away."""
+    head = b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000000\r\n\r\n" % PATH.encode()
+    with server.raw() as connection:
+        connection.sendall(head)
+        assert answer_on(connection)[0] == 413
+        assert connection.recv(10) == b""
+
+
+def test_a_long_body_in_chunks_is_refused_too(server: LocalServer) -> None:
+    """A body without a stated length is counted as it comes; the client sees the answer."""
+    head = b"POST %s HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" % PATH.encode()
+    chunk = b"3e8\r\n" + b"x" * 1000 + b"\r\n"
+    assert sent(server, head, *[chunk] * 10, b"0\r\n\r\n")[0] == 413
+
+
+def test_a_body_in_chunks_within_the_limit_is_read(server: LocalServer) -> None:
+    """Chunks are put together, wherever they are cut."""
+    head = (
+        b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        b"transfer-encoding: chunked\r\n\r\n"
+    ) % PATH.encode()
+    text = json.dumps(body()).encode()
+    chunks = [b"1\r\n" + text[i : i + 1] + b"\r\n" for i in range(len(text))]
+    assert sent(server, head, *chunks, b"0\r\n\r\n")[0] == 200
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(server: LocalServer) -> None:
+    """After a time the place is free again: 408, and the connection ends."""
+    with server.raw() as connection:
+        connection.sendall(post(body())[:-5])
+        assert answer_on(connection)[0] == 408
+
+
+def test_a_client_that_leaves_within_its_body_is_forgotten(server: LocalServer) -> None:
+    """Nothing is answered, nothing is left."""
+    with server.raw() as connection:
+        connection.sendall(post(body())[:-5])
+    time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "kind,status",
+    [
+        ("application/json", 200),
+        ("application/json; charset=utf-8", 200),
+        ("Application/JSON", 200),
+        ("application/vnd.api+json", 200),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("multipart/form-data; boundary=x", 415),
+    ],
+)
+def test_only_json_is_read(server: LocalServer, kind: str, status: int) -> None:
+    """A form is not JSON, whatever it holds."""
+    with server.client() as client:
+        headers = {"content-type": kind}
+        assert client.post(PATH, content=json.dumps(body()), headers=headers).status_code == status
+
+
+@pytest.mark.parametrize(
+    "text,depth",
+    [
+        (b"", 0),
+        (b"1", 0),
+        (b"[]", 1),
+        (b'{"a": [1, {"b": 2}]}', 3),
+        (b'{"a": "[[[[{{{{"}', 1),
+        (rb'{"a": "\"[[[", "b": "\\"}', 1),
+        (b'{"a": "[[[ no end', 1),
+        (b"[[],[],[[]]]", 3),
+        (b"]]]][[", 0),
+        (b"[" * 100_000, 100_000),
+        (b"[]" * 1_000_000, 1),
+    ],
+)
+def test_depth_is_that_of_brackets_outside_strings(text: bytes, depth: int) -> None:
+    """Brackets within texts nest nothing; broken JSON has a depth too."""
+    assert json_depth(text) == depth
+
+
+def test_deep_json_is_refused_before_it_is_parsed(server: LocalServer) -> None:
+    """Ten levels are possible here, eleven are not."""
+    with server.client() as client:
+        for extra, status in ((9, 200), (10, 400)):
+            text = json.dumps(body())[:-1] + ', "x": ' + "[" * extra + "]" * extra + "}"
+            answer = client.post(PATH, content=text, headers={"content-type": "application/json"})
+            assert answer.status_code == status
+        assert "11 levels deep; 10 are possible" in answer.json()["error"]["message"]
+
+
+# -- headers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nhost: x\r\nlong: " + b"a" * 3000 + b"\r\n\r\n",
+        b"GET /health?" + b"a" * 3000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 30 + b"\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\nendless: " + b"a" * 9000,
+    ],
+)
+def test_headers_beyond_the_limits_end_the_connection(server: LocalServer, head: bytes) -> None:
+    """Long ones, many, and one that never ends: 431."""
+    status, told = sent(server, head)
+    assert (status, told["error"]["code"]) == (431, 431)
+
+
+def test_headers_within_the_limits_are_fine(server: LocalServer) -> None:
+    """The limit itself is possible, and a body does not count as headers."""
+    fields = body(prompt="the end " * 10, user="u" * 3000)
+    assert sent(server, post(fields, long="a" * 1500))[0] == 200
+
+
+def test_headers_that_come_slowly_are_not_waited_for(server: LocalServer) -> None:
+    """A byte now and then keeps no connection."""
+    with server.raw() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost")
+        assert answer_on(connection)[0] == 408
+
+
+def test_a_connection_that_says_nothing_is_closed(server: LocalServer) -> None:
+    """As one is that has nothing more to say."""
+    with server.raw() as silent, server.raw() as kept:
+        kept.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert answer_on(kept)[0] == 200
+        assert silent.recv(10) == b""
+        assert kept.recv(10) == b""
+
+
+@pytest.mark.parametrize("junk", [b"\x00\x01\x02\r\n\r\n", b"HELLO\r\n\r\n", b"GET\r\n\r\n"])
+def test_what_is_no_http_is_told_so(server: LocalServer, junk: bytes) -> None:
+    """400 in the same form as every other error."""
+    status, told = sent(server, junk)
+    assert (status, told["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_requests_in_a_row_are_answered_in_their_order(server: LocalServer) -> None:
+    """Sent before the first is answered, on one connection."""
+    with server.raw() as connection:
+        connection.sendall(post(body(max_tokens=3)) + post(body(max_tokens=2)))
+        told = [answer_on(connection) for _ in range(1)]
+        assert told[0][0] == 200
+
+
+# -- keys -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory):
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text("# of others\nfrom-file\n\n  also-from-file  \n")
+    settings = ServerSettings(
+        served_model_name=("tiny",),
+        api_key=("first", "second"),
+        api_key_file=str(file),
+        cache_scope="key",
+        allowed_origins=("https://page.example",),
+    )
+    with local_server(settings=settings) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "shown,status",
+    [
+        ("Bearer first", 200),
+        ("bearer second", 200),
+        ("Bearer from-file", 200),
+        ("Bearer also-from-file", 200),
+        ("Bearer firs", 401),
+        ("Bearer  first", 200),
+        ("Bearer", 401),
+        ("Basic first", 401),
+        ("first", 401),
+        ("Bearer # of others", 401),
+        (None, 401),
+    ],
+)
+def test_only_good_keys_are_let_in(guarded: LocalServer, shown: str | None, status: int) -> None:
+    """Keys of flags and file; whatever else is shown is 401, in OpenAI's form."""
+    headers = {} if shown is None else {"authorization": shown}
+    with guarded.client() as client:
+        answer = client.post(PATH, json=body(), headers=headers)
+    assert answer.status_code == status
+    if status == 401:
+        assert answer.json()["error"]["type"] == "authentication_error"
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+def test_every_path_that_costs_tokens_is_guarded(guarded: LocalServer) -> None:
+    """What is not known to be harmless needs a key; probes and figures are open."""
+    open_ones = {"/health", "/ping", "/ready", "/version", "/load", "/server_info", "/metrics"}
+    with guarded.client() as client:
+        paths = client.get("/openapi.json").json()["paths"]
+        assert set(paths) >= open_ones | {PATH, "/v1/chat/completions", "/v1/models", "/tokenize"}
+        for path, methods in paths.items():
+            for method in methods:
+                status = client.request(method, path.replace("{", "").replace("}", "")).status_code
+                assert (status == 401) == (path not in open_ones), (method, path)
+        assert client.get("/v1/unknown").status_code == 401
+        assert client.get("//v1/models").status_code == 404
+
+
+def test_a_page_of_an_allowed_origin_may_ask(guarded: LocalServer) -> None:
+    """A browser's question before the request needs no key, and refusals can be read."""
+    asks = {
+        "origin": "https://page.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
+    with guarded.client() as client:
+        allowed = client.options(PATH, headers=asks)
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == "https://page.example"
+        refused = client.post(PATH, json=body(), headers={"origin": "https://page.example"})
+        assert refused.status_code == 401
+        assert refused.headers["access-control-allow-origin"] == "https://page.example"
+        other = client.options(PATH, headers={**asks, "origin": "https://other.example"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_keys_separate_caches_and_so_do_salts(guarded: LocalServer) -> None:
+    """Same key and salt, same scope; scopes hold neither key nor salt."""
+    before = len(guarded.engine.added)
+    with guarded.client() as client:
+        for key in ("first", "second", "first"):
+            for salt in (None, "s"):
+                fields = body() if salt is None else body(cache_salt=salt)
+                headers = {"authorization": f"Bearer {key}"}
+                assert client.post(PATH, json=fields, headers=headers).status_code == 200
+    scopes = [request.scope for request in guarded.engine.added[before:]]
+    assert len(set(scopes)) == 4
+    assert scopes[:2] == scopes[4:]
+    assert all(scopes)
+    assert not any("first" in scope or "second" in scope for scope in scopes)
+
+
+def test_without_keys_or_salts_caches_are_shared(server: LocalServer) -> None:
+    """The default: one scope; a salt separates."""
+    before = len(server.engine.added)
+    with server.client() as client:
+        for salt in (None, None, "s"):
+            client.post(PATH, json=body() if salt is None else body(cache_salt=salt))
+    scopes = [request.scope for request in server.engine.added[before:]]
+    assert scopes[:2] == ["", ""]
+    assert scopes[2]
+
+
+def test_a_key_file_must_hold_keys(tmp_path) -> None:
+    """An empty file would leave a server open that was meant to be closed."""
+    empty = tmp_path / "keys"
+    empty.write_text("# nothing\n")
+    with pytest.raises(ConfigError, match="holds no key"):
+        Keys.of(ServerSettings(api_key_file=str(empty)))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Keys.of(ServerSettings(api_key_file=str(tmp_path / "none")))
+
+
+def test_a_server_for_no_more_connections_says_so() -> None:
+    """Connections beyond the limit get 503, the others are served."""
+    settings = ServerSettings(max_connections=3)
+    ask = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+    with local_server(settings=settings) as server, server.raw() as one, server.raw() as two:
+        with server.raw() as three, server.raw() as extra:
+            for connection, status in ((extra, 503), (one, 200), (two, 200), (three, 200)):
+                connection.sendall(ask)
+                assert answer_on(connection)[0] == status
+        time.sleep(0.2)
+        with server.raw() as three:
+            three.sendall(ask)
+            assert answer_on(three)[0] == 200
