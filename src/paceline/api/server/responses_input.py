@@ -12,8 +12,9 @@ from typing import Any
 from paceline.api.server.errors import bad, quoted
 
 Item = Mapping[str, Any]
-_TEXTS = {"input_text", "output_text", "text", "summary_text", "reasoning_text"}
-_ROLES = {"user", "assistant", "system", "developer"}
+# Tuples, as what is looked for in them may be any JSON value.
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_ROLES = ("user", "assistant", "system", "developer")
 
 
 def items_of(given: str | Sequence[Item]) -> list[Item]:
@@ -75,7 +76,7 @@ def messages_of(
 def _add_message(found: list[dict[str, Any]], item: Item, where: str, *, developer: bool) -> None:
     role = item.get("role")
     if role not in _ROLES:
-        msg = f"{where}: the role {quoted(role)} is not known; {', '.join(sorted(_ROLES))} are"
+        msg = f"{where}: the role {quoted(role)} is not known; {', '.join(_ROLES)} are"
         raise bad(msg, f"{where}.role")
     text = _text(item.get("content"), f"{where}.content")
     if role == "assistant":
@@ -137,7 +138,7 @@ def _text(content: object, where: str) -> str:
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
         text = part.get("refusal" if kind == "refusal" else "text") if kind else None
-        if not isinstance(text, str) or kind not in {*_TEXTS, "refusal"}:
+        if not isinstance(text, str) or kind not in (*_TEXTS, "refusal"):
             msg = (
                 f"{where}: a part of type {quoted(kind)} is not served; text is (input_text, "
                 "output_text); leave the part out"

@@ -27,7 +27,7 @@ To call functions, write each call with the function's name and a JSON object of
 form:
 {example}"""
 _EXAMPLE = ("<function name>", "<JSON object of arguments>")
-_SYSTEM = frozenset({"system", "developer"})
+_SYSTEM, _RESULTS = ("system", "developer"), ("tool", "function")
 
 
 def for_template(messages: Sequence[Message], *, text_arguments: bool) -> list[Message]:
@@ -60,7 +60,7 @@ def as_text(messages: Sequence[Message], dialect: Dialect) -> list[Message]:
     after_result = False
     for place, message in enumerate(messages):
         calls = _calls_of(message, place)
-        if message.get("role") in {"tool", "function"}:
+        if message.get("role") in _RESULTS:
             text = f"<tool_response>\n{_text_of(message, place)}\n</tool_response>"
             if after_result:
                 found[-1]["content"] += f"\n{text}"

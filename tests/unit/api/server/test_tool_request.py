@@ -201,6 +201,13 @@ def test_malformed_calls_in_messages_are_refused(message: dict[str, Any], param:
         assert (error.status, error.param) == (400, param)
 
 
+def test_roles_of_any_kind_are_left_to_the_template() -> None:
+    """It says which it knows; nothing here breaks on them."""
+    odd = [{"role": []}, {"role": {}, "tool_calls": None}]
+    assert len(told_of([WEATHER], as_text(odd, HERMES), HERMES)) == 3
+    assert len(for_template(odd, text_arguments=False)) == 2
+
+
 def test_a_result_that_is_no_text_is_refused() -> None:
     """An image as a result cannot be shown to the model."""
     message = {"role": "tool", "content": [{"type": "image_url", "image_url": {}}]}
