@@ -194,7 +194,7 @@ def test_a_port_that_is_taken_is_told() -> None:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen at 127.0.0.1 port {port}"):
             life.bound(ServerSettings(port=port))
-    with pytest.raises(ConfigError, match="cannot listen at 203.0.113.7 port 0"):
+    with pytest.raises(ConfigError, match=r"cannot listen at 203\.0\.113\.7 port 0"):
         life.bound(ServerSettings(host="203.0.113.7", port=0))
 
 
