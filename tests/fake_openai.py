@@ -130,7 +130,7 @@ class FakeServer:
         try:
             while await self._one(reader, writer):
                 pass
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, ValueError):
             self.gone.set()
         finally:
             self._tasks.discard(task)

@@ -23,7 +23,7 @@ PATHS: Mapping[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": 
 _TEXTS = ("content", "refusal")
 _THOUGHTS = ("reasoning_content", "reasoning")  # some servers send both, with the same text
 _OTHERS = ("tool_calls", "function_call")
-OnText = Callable[[str, str], None]  # (text, reasoning): what a chunk adds to either
+Listener = Callable[[str, str], None]  # (text, reasoning): what a chunk adds to either
 _MOST_SHOWN = 300  # characters of a server's message
 _MOST_KEPT = 1 << 20  # bytes of a body that is no stream
 _FAILED = frozenset(("abort", "aborted", "error"))
@@ -91,7 +91,7 @@ class AnswerReader:
         on_text: told every piece of text and reasoning at once.
     """
 
-    def __init__(self, on_text: OnText | None = None) -> None:
+    def __init__(self, on_text: Listener | None = None) -> None:
         self.started = time.perf_counter()
         self._on_text = on_text
         self._decoder = EventDecoder()
@@ -258,7 +258,7 @@ async def ask(
     client: HttpClient,
     endpoint: Endpoint,
     body: bytes,
-    on_text: OnText | None = None,
+    on_text: Listener | None = None,
 ) -> Answer:
     """Send one streamed request and read its answer; failures are part of what is returned.
 

@@ -194,7 +194,7 @@ class HttpClient:
         except TimeoutError:
             raise
         except (OSError, UnicodeError) as error:
-            msg = f"cannot connect to {self._address}: {error}"
+            msg = f"cannot connect to {self._address}: {str(error) or type(error).__name__}"
             raise ExchangeError(NO_CONNECTION, msg) from error
         return connection
 

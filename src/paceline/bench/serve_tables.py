@@ -14,34 +14,52 @@ from paceline.bench.serve_summary import METRICS, PERCENTILES, Json, accept_leng
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "chunk gap", "e2el": "E2E"}
 
 
-def table(rows: Sequence[Mapping[str, Json]]) -> Table:
-    """A row per variant and load."""
-    shown = Table(title="milliseconds as p50 / p99; medians over repeats", title_justify="left")
-    variants = {row["variant"] for row in rows}
+def throughput_table(rows: Sequence[Mapping[str, Json]]) -> Table:
+    """What was made, a row per variant and load."""
+    shown = Table(title="throughput and acceptance, medians over repeats", title_justify="left")
+    variants = len({row["variant"] for row in rows}) > 1
     spread = any(row["spread"] is not None for row in rows)
     goodput = any("request_goodput" in row for row in rows)
-    closed = all(row["max_concurrency"] is not None for row in rows)
-    heads = ["variant"] * (len(variants) > 1) + [
-        "at once" if closed else "sent/s",
-        "done",
-        "failed",
-    ]
-    heads += ["req/s", "output tok/s"]
-    heads += ["spread"] * spread + ["times first"] * (len(variants) > 1) + ["good/s"] * goodput
-    for head in [*heads, *(_NAMES[m] for m in METRICS), "accept length"]:
-        shown.add_column(head, justify="left" if head == "variant" else "right")
+    _begin(shown, rows)
+    heads = ["done", "failed", "req/s", "output tok/s"] + ["spread"] * spread
+    heads += ["times first"] * variants + ["good/s"] * goodput + ["accept length"]
+    for head in heads:
+        shown.add_column(head, justify="right")
     for row in rows:
-        load = row["max_concurrency"] if closed else row["request_rate"]
-        cells = [str(row["variant"])] * (len(variants) > 1)
-        cells += [_plain(load), str(row["completed"]), str(row["failed"])]
+        cells = [*_place(row, rows), str(row["completed"]), str(row["failed"])]
         cells += [_cell(row["request_throughput"], 2), _cell(row["output_throughput"], 1)]
-        cells += [_cell(row["spread"], 3)] * spread
-        cells += [_cell(row["over_first_variant"], 2)] * (len(variants) > 1)
+        cells += [_cell(row["spread"], 2)] * spread
+        cells += [_cell(row["over_first_variant"], 2)] * variants
         cells += [_cell(row.get("request_goodput"), 2)] * goodput
-        for m in METRICS:
-            cells.append(f"{_cell(row[f'p50_{m}_ms'], 1)} / {_cell(row[f'p99_{m}_ms'], 1)}")
         shown.add_row(*cells, _cell(row["acceptance_length"], 2))
     return shown
+
+
+def latency_table(rows: Sequence[Mapping[str, Json]]) -> Table:
+    """What users waited for, a row per variant and load."""
+    shown = Table(title="milliseconds: p50 / p99, medians over repeats", title_justify="left")
+    _begin(shown, rows)
+    for metric in METRICS:
+        shown.add_column(_NAMES[metric], justify="right")
+    for row in rows:
+        pairs = ((row[f"p50_{m}_ms"], row[f"p99_{m}_ms"]) for m in METRICS)
+        shown.add_row(*_place(row, rows), *(f"{_ms(low)} / {_ms(high)}" for low, high in pairs))
+    return shown
+
+
+def _begin(shown: Table, rows: Sequence[Mapping[str, Json]]) -> None:
+    """The columns that say which row it is."""
+    if len({row["variant"] for row in rows}) > 1:
+        shown.add_column("variant", overflow="fold")
+    shown.add_column(
+        "at once" if rows[0]["max_concurrency"] is not None else "sent/s", justify="right"
+    )
+
+
+def _place(row: Mapping[str, Json], rows: Sequence[Mapping[str, Json]]) -> list[str]:
+    load = row["request_rate"] if row["max_concurrency"] is None else row["max_concurrency"]
+    shown = f"{load:g}" if isinstance(load, float) else str(load)
+    return [str(row["variant"])] * (len({r["variant"] for r in rows}) > 1) + [shown]
 
 
 def groups_table(report: ServeReport) -> Table | None:
@@ -93,9 +111,10 @@ def failure_lines(results: Sequence[Mapping[str, Json]]) -> list[str]:
     return [f"{counts[kind]} failed, {kind}: {'; '.join(list(said[kind])[:3])}" for kind in counts]
 
 
-def _plain(value: Json) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _cell(value: Json, digits: int) -> str:
     return f"{value:.{digits}f}" if isinstance(value, int | float) else "-"
+
+
+def _ms(value: Json) -> str:
+    """Three digits, as far as there are that many."""
+    return _cell(value, 0 if isinstance(value, int | float) and value >= 100 else 1)

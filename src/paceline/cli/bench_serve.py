@@ -251,15 +251,20 @@ def serve(
 
 
 def _show(report: ServeReport, made: Mapping[str, object], warnings: Sequence[str]) -> None:
-    from paceline.bench.serve_tables import details, failure_lines, groups_table, table
+    from paceline.bench.serve_tables import (
+        details,
+        failure_lines,
+        groups_table,
+        latency_table,
+        throughput_table,
+    )
 
     rows, results = made["summary"], made["results"]
     assert isinstance(rows, list)
     assert isinstance(results, list)
     console = notes()
-    console.print(table(rows))
-    if len(results) == 1:
-        console.print(details(results[0]))
+    console.print(throughput_table(rows))
+    console.print(details(results[0]) if len(results) == 1 else latency_table(rows))
     groups = groups_table(report)
     if groups is not None:
         console.print(groups)

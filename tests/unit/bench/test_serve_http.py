@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -116,6 +117,33 @@ def test_a_key_with_a_line_end_is_refused() -> None:
     """It would end the header."""
     with pytest.raises(ConfigError, match="line end"):
         HttpClient(Address.parse("http://a"), api_key="a\r\nb: c", timeout=1)
+
+
+def test_tls_with_a_server_that_has_none_is_no_connection() -> None:
+    """As is a certificate that nobody knows."""
+    with FakeServer() as server:
+
+        async def run() -> Answer:
+            address = Address.parse(server.url.replace("http:", "https:"))
+            async with HttpClient(address, timeout=20) as client:
+                return await ask(client, "chat", BODY)
+
+        failure = asyncio.run(run()).failure
+    assert failure is not None
+    assert failure.kind == "no connection"
+    assert re.search(r"https://127\.0\.0\.1:\d+: .", failure.message)
+
+
+def test_without_the_parser_the_way_to_get_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes with the server's extra."""
+    import importlib
+
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=r"pip install 'paceline\[server\]'"):
+        HttpClient(Address.parse("http://a"), timeout=1)
 
 
 def test_bytes_go_on_while_the_reader_breaks() -> None:

@@ -22,7 +22,13 @@ from paceline.bench.serve_report import (
 )
 from paceline.bench.serve_run import ServeReport, ServeRun, ServeSettings
 from paceline.bench.serve_summary import summarise
-from paceline.bench.serve_tables import details, failure_lines, groups_table, table
+from paceline.bench.serve_tables import (
+    details,
+    failure_lines,
+    groups_table,
+    latency_table,
+    throughput_table,
+)
 from paceline.bench.workload import plain
 from paceline.core.errors import ConfigError
 
@@ -286,10 +292,11 @@ def shown(rendered: Any) -> str:
 def test_tables_have_what_was_measured() -> None:
     """And a dash where nothing was."""
     run = made(GOOD, SLOW, FAILED, counters=COUNTS)
-    text = shown(table(summaries(report(run), SETTINGS)))
-    assert "chunk gap" in text
-    assert "1.50" in text
-    assert "8.0" in text
+    rows = summaries(report(run), SETTINGS)
+    assert "1.50" in shown(throughput_table(rows))
+    assert "8.0" in shown(throughput_table(rows))
+    assert "chunk gap" in shown(latency_table(rows))
+    assert "200 / 298" in shown(latency_table(rows))
     text = shown(details(summarise(made(FAILED), {})))
     assert text.count("-") >= 4 * 6
     assert failure_lines([summarise(run, {}), summarise(run, {})]) == ["2 failed, HTTP 503: full"]
