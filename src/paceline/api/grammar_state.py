@@ -73,10 +73,10 @@ class MatcherGrammar:
         forced = self.forced()
         if forced:
             return _bits(frozenset(forced[:1]), self._num_bytes)
-        mask = self._matcher.compute_bitmask()
+        mask = self._computed()
         if self._matcher.is_error():  # perhaps of what was tried before
             self._renew()
-            mask = self._matcher.compute_bitmask()
+            mask = self._computed()
         if self._matcher.is_error():
             error = self._matcher.get_error().strip()
             self._renew()
@@ -136,6 +136,10 @@ class MatcherGrammar:
         """A fresh matcher in the state of the tokens taken so far."""
         self._matcher = self._first.deep_copy()
         self._matcher.consume_tokens([t for t in self._tokens if t not in self._eos])
+
+    def _computed(self) -> bytes:
+        """The matcher's mask; it appends a word where the vocabulary fills the last one."""
+        return self._matcher.compute_bitmask()[: self._num_bytes]
 
     def _without_ends(self, mask: bytes) -> bytes:
         others = int.from_bytes(mask, "little") & ~int.from_bytes(self._only_ends, "little")

@@ -25,7 +25,7 @@ PERSON = {
     "additionalProperties": False,
 }
 TOKENIZERS = {"bytes": tiny_tokenizers.byte_level, "sentencepiece": tiny_tokenizers.sentencepiece}
-PADDING = 6  # ids of the model beyond the tokenizer's
+WORD = 32  # a full last word is a border of its own; `grammars.VOCABULARY` fills none
 
 
 @pytest.fixture(scope="module", params=TOKENIZERS)
@@ -37,7 +37,12 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 @pytest.fixture(scope="module")
 def constraints(tokenizer: Tokenizer) -> Constraints:
     """For a model whose vocabulary is padded."""
-    return Constraints(tokenizer, tokenizer.vocab_size + PADDING)
+    return Constraints(tokenizer, padded(tokenizer))
+
+
+def padded(tokenizer: Tokenizer) -> int:
+    """A vocabulary that has ids beyond the tokenizer's, as models' do, and fills whole words of a mask."""
+    return tokenizer.vocab_size + WORD - tokenizer.vocab_size % WORD
 
 
 def allowed(grammar: Grammar, vocab_size: int) -> set[int]:
@@ -94,7 +99,7 @@ def test_masks_are_the_language(name: str) -> None:
 def test_masks_by_brute_force(tokenizer: Tokenizer, constraints: Constraints) -> None:
     """Of a finite language the mask is known: every token that begins what is left of some text."""
     texts = ["the fox", "the quick fox.", "then 12", 'x"\\n', "the"]
-    size = tokenizer.vocab_size + PADDING
+    size = padded(tokenizer)
     state = constraints.choice(texts).start()
     draw, so_far = random.Random(0), b""
     for _ in range(30):
@@ -157,7 +162,7 @@ def test_the_end_is_taken_back(tokenizer: Tokenizer, constraints: Constraints) -
     (a,), eos, size = (
         ids_of(tokenizer, "a"),
         tokenizer.eos_token_ids[0],
-        tokenizer.vocab_size + PADDING,
+        padded(tokenizer),
     )
     assert not state.advance(eos), "an empty text is no answer"
     assert state.advance(a)
@@ -177,7 +182,7 @@ def test_the_end_is_taken_back(tokenizer: Tokenizer, constraints: Constraints) -
 
 def test_every_end_of_text_ends(tokenizer: Tokenizer) -> None:
     """Models with an end of turn beside the end of text: the grammar's end allows both, nothing else does."""
-    size = tokenizer.vocab_size + PADDING
+    size = padded(tokenizer)
     ends = (
         *tokenizer.eos_token_ids,
         tokenizer.vocab_size + 2,
@@ -214,7 +219,7 @@ def test_forced_tokens_spell_what_must_come(tokenizer: Tokenizer, constraints: C
     spelled = b"".join(tokenizer.token_bytes(i) for i in forced)
     assert len(forced) > 3
     assert b'{"name":"'.startswith(spelled)
-    size = tokenizer.vocab_size + PADDING
+    size = padded(tokenizer)
     for token in forced:
         assert allowed(state, size) == {token}, "nothing else may come"
         assert state.advance(token)
