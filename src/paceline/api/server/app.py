@@ -25,7 +25,7 @@ from starlette.responses import Response
 
 import paceline
 from paceline.api.grammar import ConstraintError, Constraints
-from paceline.api.server import routes_openai, routes_responses, routes_state
+from paceline.api.server import page, routes_openai, routes_responses, routes_state
 from paceline.api.server.context import Context, context_of
 from paceline.api.server.disconnect import ClientGoneError
 from paceline.api.server.errors import ApiError, api_error, shown, validation_error
@@ -73,6 +73,7 @@ def create_app(service: Service, *, metrics: Metrics) -> FastAPI:
         exception_handlers=_handlers(),
     )
     app.include_router(routes_state.router(service, metrics))
+    app.include_router(page.router())
     context = _context(service)
     planner = planner_of(
         service.llm.tokenizer,
