@@ -54,6 +54,13 @@ class ThinkForm:
             return Thinking.OPEN
         return Thinking.CLOSED if end.endswith(self.closes) else Thinking.MAYBE
 
+    def within(self, message: str) -> Thinking:
+        """Where the reasoning stands at the end of an assistant's message that is to be continued."""
+        if not message.strip():
+            return Thinking.MAYBE
+        is_open = message.lstrip().startswith(self.opens) and self.closes not in message
+        return Thinking.OPEN if is_open else Thinking.CLOSED
+
 
 class ThinkParser:
     """Splits one answer's text into reasoning and content, wherever the text is cut.

@@ -53,10 +53,11 @@ class ModelPlan:
     think: ThinkForm | None
     tokenizer: Tokenizer = field(repr=False)
     shows_reasoning: bool = True
+    continued: str | None = None  # the assistant's message that answers go on with
 
     def parser(self, prompt: str) -> AnswerParser:
         """A fresh parser for an answer to a rendered prompt."""
-        think = None if self.think is None else ThinkParser(self.think, self.think.after(prompt))
+        think = None if self.think is None else ThinkParser(self.think, self._thinking(prompt))
         names = frozenset(function.name for function in self.use.allowed)
         calls = None if self.use.mode is Mode.NONE else self.dialect.parser(names)
         return AnswerParser(think, calls, shows_reasoning=self.shows_reasoning)
@@ -65,7 +66,10 @@ class ModelPlan:
         """How many of an answer's tokens are reasoning; None: the model marks none."""
         if self.think is None:
             return None
-        return count_reasoning(token_ids, self.tokenizer, self.think, self.think.after(prompt))
+        return count_reasoning(token_ids, self.tokenizer, self.think, self._thinking(prompt))
+
+    def _thinking(self, prompt: str) -> Thinking:
+        return _stands(self.think or ThinkForm(), prompt, self.continued)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +113,11 @@ class ModelPlanner:
             ends = self.dialect.ends_reasoning if use.mode is not Mode.NONE else ()
             think = replace(self.think, also_ends=ends)
 
+        continued = _continued(body)
+
         def thinking() -> Thinking:
             assert think is not None, "asked of a model that reasons"
-            return think.after(self._prompt(body, messages, variables))
+            return _stands(think, self._prompt(body, messages, variables), continued)
 
         rules = AnswerRules(dialect=self.dialect, think=think, token_id=self._token_id)
         return ModelPlan(
@@ -124,6 +130,7 @@ class ModelPlanner:
             think=think,
             tokenizer=self.tokenizer,
             shows_reasoning=body.include_reasoning is not False,
+            continued=continued,
         )
 
     def _prompt(
@@ -148,6 +155,19 @@ class ModelPlanner:
     def _token_id(self, mark: str) -> int | None:
         token_id = self.tokenizer.backend.token_to_id(mark)
         return token_id if token_id in self.tokenizer.special_ids else None
+
+
+def _stands(think: ThinkForm, prompt: str, continued: str | None) -> Thinking:
+    """Where the reasoning stands when an answer begins."""
+    return think.after(prompt) if continued is None else think.within(continued)
+
+
+def _continued(body: ChatRequest) -> str | None:
+    last = body.messages[-1]
+    if not body.continue_final_message or last.get("role") != "assistant":
+        return None
+    content = last.get("content")
+    return content if isinstance(content, str) else None
 
 
 def planner_of(

@@ -343,6 +343,25 @@ class TestConstraints:
         assert not self.allowed(found, "{}", planner.tokenizer)
 
 
+@pytest.mark.parametrize(
+    "message,answer,pieces",
+    [
+        ("<think>Two and", " two.</think>Four.", [Reasoning("two."), Content("Four.")]),
+        ("<think>Hm</think>Fo", "ur. <think>", [Content("ur. <think>")]),
+        ("Fo", "<think>ur", [Content("<think>ur")]),
+        ("", "<think>Hm</think>Four", [Reasoning("Hm"), Content("Four")]),
+    ],
+)
+def test_a_message_that_is_continued_says_where_its_reasoning_stands(
+    message: str, answer: str, pieces: list[Any]
+) -> None:
+    """The rendered prompt ends within it, so its end says nothing."""
+    planner = planner_of(byte_tokenizer(plain=["</think>"]))
+    messages = [*CHAT[:1], {"role": "assistant", "content": message}]
+    found = plan(planner, messages=messages, continue_final_message=True)
+    assert found.parser(f"assistant\n{message}").whole(answer) == pieces
+
+
 def test_kimi_calls_end_reasoning_that_was_not_closed() -> None:
     """Its marks are tokens of their own, no talk about them."""
     planner = planner_of(byte_tokenizer(K2_MARKS, plain=["</think>"], template=KIMI))
