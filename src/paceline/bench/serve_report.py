@@ -76,6 +76,8 @@ def warnings_of(
         )
     for run in report.runs:
         found += [f"{label(run)}: {said}" for said in _of_run(run)]
+    if report.interrupted:
+        found.append(f"interrupted: only the first {len(report.runs)} runs are here")
     apart = max(_numbers(summaries(report, settings), "spread"), default=0.0)
     if apart > _APART:
         found.append(

@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.bench.serve_client import Answer, Endpoint, ask, served_models
@@ -63,7 +63,8 @@ class ServeReport:
 
     model: str
     server: Mapping[str, Any]
-    runs: Sequence[ServeRun] = field(default_factory=list)
+    runs: Sequence[ServeRun] = ()
+    interrupted: bool = False  # Ctrl-C: the run under way, and those after it, are missing
 
 
 def run(
@@ -75,7 +76,8 @@ def run(
 ) -> ServeReport:
     """Measure a server.
 
-    A run that completes no request is the last one: the server is gone, or takes none of them.
+    A run that completes no request is the last one: the server is gone, or takes none of them. So is
+    the one before Ctrl-C, if there is any; hours of measuring are not thrown away.
 
     Args:
         settings: how.
@@ -86,8 +88,16 @@ def run(
 
     Raises:
         PacelineError: the server cannot be reached, or answers no warm-up request.
+        KeyboardInterrupt: before the first run ended.
     """
-    return asyncio.run(_run(settings, calls, api_key, progress))
+    reports: list[ServeReport] = []
+    try:
+        asyncio.run(_run(settings, calls, api_key, progress, reports))
+    except KeyboardInterrupt:
+        if not reports or not reports[-1].runs:
+            raise
+        return replace(reports[-1], interrupted=True)
+    return reports[-1]
 
 
 async def _run(
@@ -95,23 +105,24 @@ async def _run(
     calls: Callable[[int, int], Sequence[Call]],
     api_key: str | None,
     progress: Progress,
-) -> ServeReport:
+    reports: list[ServeReport],
+) -> None:
+    """Run everything; `reports` gets the report as it grows."""
     address = Address.parse(settings.url)
     async with HttpClient(address, api_key=api_key, timeout=settings.timeout) as client:
         model = settings.model or str((await served_models(client))[0]["id"])
         bench = _Bench(settings, client, model, progress)
-        runs: list[ServeRun] = []
-        report = ServeReport(model=model, server=await _about(client), runs=runs)
+        reports.append(ServeReport(model=model, server=await _about(client)))
         for repeat in range(settings.repeats):
             for number, load in enumerate(settings.loads):
                 turn = repeat * len(settings.loads) + number
                 asked = calls(turn, settings.num_prompts + settings.warmup)
                 names = list(settings.variants)
                 for name in names if turn % 2 == 0 else names[::-1]:
-                    runs.append(await bench.run(name, load, repeat, asked))
-                    if all(a.failure for a in runs[-1].measured.answers):
-                        return report
-        return report
+                    run = await bench.run(name, load, repeat, asked)
+                    reports.append(replace(reports[-1], runs=(*reports[-1].runs, run)))
+                    if not completed(run):
+                        return
 
 
 class _Bench:

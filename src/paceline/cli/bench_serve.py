@@ -244,6 +244,8 @@ def serve(
     if plot is not None:
         serve_plot.draw({**earlier, "this run": made}, plot)
     publish(made, out, as_json=as_json)
+    if report.interrupted:
+        raise KeyboardInterrupt
     wrong = serve_report.broken(report)
     if wrong is not None:
         raise PacelineError(wrong)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,31 @@ def test_a_server_that_is_gone_is_a_failure(run, prompts: str) -> None:
     assert ran.code == 1
     assert "no request completed" in ran.err
     assert json.loads(ran.out)["results"][0]["failed"] == 6
+
+
+def test_ctrl_c_keeps_the_runs_that_ended(run, prompts: str) -> None:
+    """Hours of measuring are not thrown away; before the first run has ended there is nothing."""
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    left = iter(range(100))
+
+    def reply(_: object) -> list[object]:
+        if next(left) == stop_at:
+            signal.pthread_kill(main_thread, signal.SIGINT)
+            return [60.0]
+        return answer("a")
+
+    argv = (prompts, "--concurrency", "1,2,3", "--warmup", "0")
+    stop_at = 9
+    with FakeServer(reply) as server:
+        ran = run("bench", "serve", "--url", server.url, *argv)
+    assert ran.code == 130
+    assert "interrupted: only the first 1 runs are here" in ran.err
+    assert len(json.loads(ran.out)["results"]) == 1
+    left, stop_at = iter(range(100)), 3
+    with FakeServer(reply) as server:
+        ran = run("bench", "serve", "--url", server.url, *argv)
+    assert (ran.code, ran.out, ran.err) == (130, "", "paceline: interrupted\n")
 
 
 def test_counters_that_contradict_each_other_fail_the_bench(run, prompts: str) -> None:
