@@ -6,7 +6,6 @@ Messages are parsed by httptools (llhttp), which is also what the server side us
 from __future__ import annotations
 
 import asyncio
-import importlib
 import time
 from collections.abc import Mapping
 from types import ModuleType
@@ -72,7 +71,7 @@ class Connection(asyncio.Protocol):
         """
         if self._transport is None or self._transport.is_closing():
             raise ExchangeError(LOST, _GONE)
-        self._parser = httptools().HttpResponseParser(self)
+        self._parser = parsers().HttpResponseParser(self)
         self._sink, self._done = sink, asyncio.get_running_loop().create_future()
         self.answered = self._begun = self._ended = False
         self._headers = {}
@@ -105,7 +104,7 @@ class Connection(asyncio.Protocol):
         failure: Exception | None = None
         try:
             self._parser.feed_data(data)
-        except httptools().HttpParserError as error:
+        except parsers().HttpParserError as error:
             self._keeps = False
             if not self._ended:  # else it sent more than its answer
                 failure = ExchangeError(PROTOCOL, f"what the server sent is no HTTP/1.1: {error}")
@@ -180,17 +179,18 @@ class Connection(asyncio.Protocol):
             self._keeps = self._keeps and self._parser.should_keep_alive()
 
 
-def httptools() -> ModuleType:
-    """The parser, which comes with the extra `server`.
+def parsers() -> ModuleType:
+    """httptools, which comes with the extra `server`.
 
     Raises:
         ConfigError: it is not installed.
     """
     try:
-        return importlib.import_module("httptools")
+        import httptools
     except ImportError as error:
         msg = (
             "talking to a server needs httptools, which is not installed; to get it: "
             "pip install 'paceline[server]'"
         )
         raise ConfigError(msg) from error
+    return httptools

@@ -19,7 +19,7 @@ from paceline.bench.serve_connection import (
     Connection,
     ExchangeError,
     Sink,
-    httptools,
+    parsers,
 )
 from paceline.core.errors import ConfigError
 
@@ -105,7 +105,7 @@ class HttpClient:
     def __init__(
         self, address: Address, *, api_key: str | None = None, timeout: float | None
     ) -> None:
-        httptools()
+        parsers()  # refused before anything is sent
         self._address = address
         self._timeout = timeout
         self._idle: list[Connection] = []

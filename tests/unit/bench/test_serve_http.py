@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -136,12 +137,7 @@ def test_tls_with_a_server_that_has_none_is_no_connection() -> None:
 
 def test_without_the_parser_the_way_to_get_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes with the server's extra."""
-    import importlib
-
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "httptools", None)
     with pytest.raises(ConfigError, match=r"pip install 'paceline\[server\]'"):
         HttpClient(Address.parse("http://a"), timeout=1)
 
