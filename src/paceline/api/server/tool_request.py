@@ -97,7 +97,10 @@ def read_tools(
     if not functions or mode is Mode.NONE:
         return ToolUse()
     allowed = [function for function in functions if chosen is None or function.name in chosen]
-    return ToolUse(mode=mode, told=functions, allowed=allowed, single=parallel_tool_calls is False)
+    # A function that is named is called once.
+    named = isinstance(tool_choice, Mapping) and tool_choice.get("type") == "function"
+    single = named or parallel_tool_calls is False
+    return ToolUse(mode=mode, told=functions, allowed=allowed, single=single)
 
 
 def _function(tool: Mapping[str, Any], index: int) -> Function:

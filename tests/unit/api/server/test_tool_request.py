@@ -70,6 +70,8 @@ def test_tool_choice_says_what_may_be_called(choice: Any, mode: Mode, allowed: l
     """Every form that OpenAI has for functions."""
     use = read_tools([WEATHER, NOW], choice)
     assert (use.mode, [function.name for function in use.allowed]) == (mode, allowed)
+    named = isinstance(choice, dict) and choice["type"] == "function"
+    assert use.single is named  # exactly one call of that function, as OpenAI has it
 
 
 def test_calls_are_checked_only_where_that_was_asked() -> None:
