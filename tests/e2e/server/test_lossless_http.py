@@ -8,52 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-TEXT = "the king of the land and the king of the sea: "
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 8},
-        "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 4},
-    },
-    "required": ["name", "tags"],
-    "additionalProperties": False,
-}
-CASES: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0},
-    "seeded": {"temperature": 1},
-    "hot": {"temperature": 2, "top_p": 0.9},
-    "top_k": {"temperature": 1, "top_k": 4},
-    "min_p": {"temperature": 1, "min_p": 0.2},
-    "penalties": {
-        "temperature": 0.7,
-        "repetition_penalty": 1.3,
-        "presence_penalty": 0.5,
-        "frequency_penalty": -0.5,
-    },
-    "bias": {"temperature": 0.5, "logit_bias": {"70": 3, "71": -100, "90": 2.5}},
-    "allowed": {"temperature": 1, "allowed_token_ids": list(range(60, 90))},
-    "bad words": {"temperature": 0, "bad_words": ["a", "e", "r"]},
-    "min_tokens": {"temperature": 1, "min_tokens": 30, "logit_bias": {"2": 20}},
-    "stop string": {"temperature": 1, "stop": ["a", "zz", "Q"]},
-    "stop ids": {"temperature": 1, "stop_token_ids": list(range(40, 60))},
-    "samples": {"temperature": 1, "n": 3},
-    "logprobs": {"temperature": 0.5, "logprobs": 3},
-    "schema": {"temperature": 1, "structured_outputs": {"json": SCHEMA}},
-    "regex": {"temperature": 1, "regex": r"(king|queen)( of the (land|sea)){1,4}\."},
-    "capped": {"temperature": 0, "speculative": {"num_speculative_tokens": 1}},
-}
-
-
-def answer(http: httpx2.Client, case: dict[str, Any], **more: Any) -> dict[str, Any]:
-    body = {"prompt": TEXT * 2, "max_tokens": 48, "seed": 11, "return_token_ids": True}
-    found = http.post("/v1/completions", json={**body, **case, **more})
-    assert found.status_code == 200, found.text
-    return found.json()
-
-
-def shown(found: dict[str, Any]) -> list[tuple[Any, ...]]:
-    keys = ("text", "token_ids", "logprobs", "finish_reason", "stop_reason")
-    return [tuple(choice[key] for key in keys) for choice in found["choices"]]
+from tests.http_cases import BODY, CASES, answer, shown
 
 
 @pytest.fixture
@@ -86,9 +41,8 @@ def test_streams_change_no_token(http, plain, name) -> None:
     """Chunks put together are the whole answer, however many tokens a step gave."""
     case = CASES[name]
     expected = shown(answer(plain, case))
-    body = {"prompt": TEXT * 2, "max_tokens": 48, "seed": 11, "return_token_ids": True}
     joined: dict[int, dict[str, Any]] = {}
-    with http.stream("POST", "/v1/completions", json={**body, **case, "stream": True}) as stream:
+    with http.stream("POST", "/v1/completions", json={**BODY, **case, "stream": True}) as stream:
         for line in stream.iter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":
                 continue

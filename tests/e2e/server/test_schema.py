@@ -7,8 +7,12 @@ from collections import Counter
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
+
+from paceline.api.server.protocol_chat import ChatRequest
+from paceline.api.server.protocol_completions import CompletionRequest
 
 OPERATIONS = (
     ("/v1/chat/completions", "POST"),
@@ -19,6 +23,13 @@ OPERATIONS = (
     ("/v1/models/{name}", "GET"),
 )
 EXAMPLES = 25
+FIELDS = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
+OPTIONAL = sorted(FIELDS - {"messages", "prompt"})
+SHORT = {
+    "/v1/chat/completions": {"max_tokens": 2},
+    "/v1/completions": {"max_tokens": 2},
+    "/v1/responses": {"max_output_tokens": 2},
+}
 
 
 @pytest.fixture(scope="session")
@@ -47,12 +58,16 @@ def test_no_body_breaks_the_server(api, path, method, mode) -> None:
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(case=api[path][method].as_strategy(generation_mode=mode))
-    def ask(case) -> None:
-        if isinstance(case.body, dict) and "max_tokens" in case.body and mode.is_positive:
-            case.body |= {"max_tokens": 2, "max_completion_tokens": 2}  # long answers show nothing
-        elif isinstance(case.body, dict) and path == "/v1/responses" and mode.is_positive:
-            case.body |= {"max_output_tokens": 2}
+    @given(
+        case=api[path][method].as_strategy(generation_mode=mode),
+        kept=st.sets(st.sampled_from(OPTIONAL), max_size=6),
+    )
+    def ask(case, kept) -> None:
+        if isinstance(case.body, dict) and mode.is_positive:
+            # With all fields at once something is always wrong, and long answers show nothing.
+            body = {k: v for k, v in case.body.items() if k not in OPTIONAL or k in kept}
+            few = {"n": min(body["n"], 2)} if body.get("n") else {}
+            case.body = body | few | SHORT.get(path, {})
         response = case.call(timeout=60)
         case.validate_response(response, checks=[not_a_server_error])
         statuses[response.status_code] += 1
