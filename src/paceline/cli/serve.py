@@ -84,12 +84,15 @@ def _check_installed() -> None:
 
 def _run(serving: Serving) -> int:
     from paceline.api.server import life
+    from paceline.api.server.families import check_parsers
     from paceline.api.server.keys import Keys
     from paceline.api.server.stage_clock import StageClock
     from paceline.core.stages import silent
 
-    Keys.of(serving.settings)  # mistakes are told before a model is loaded for minutes
-    listening = life.bound(serving.settings)
+    settings = serving.settings
+    Keys.of(settings)  # mistakes are told before a model is loaded for minutes
+    check_parsers(settings.tool_call_parser, settings.reasoning_parser)
+    listening = life.bound(settings)
     clock = StageClock()
     try:
         with waiting(

@@ -7,14 +7,20 @@ Not for: the families' forms (tool_parsers), grammars (tool_grammar.py, answer_r
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.api.server.answer_rules import AnswerRules
 from paceline.api.server.conversation import effort_variables, rendered
+from paceline.api.server.families import (
+    AUTO,
+    choose_dialect,
+    choose_thinking,
+    shows_calls,
+    shows_tools,
+    template_of,
+)
 from paceline.api.server.reasoning import (
     AnswerParser,
     ThinkForm,
@@ -22,10 +28,9 @@ from paceline.api.server.reasoning import (
     ThinkParser,
     count_reasoning,
 )
-from paceline.api.server.tool_parsers.dialects import DIALECTS, HERMES, Dialect, recognised
+from paceline.api.server.tool_parsers.dialects import Dialect, recognised
 from paceline.api.server.tool_prompt import as_text, for_template, told_of
 from paceline.api.server.tool_request import Mode, ToolUse, read_tools
-from paceline.core.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from paceline.api.chat_template import Message
@@ -33,11 +38,6 @@ if TYPE_CHECKING:
     from paceline.api.server.job import Constraint
     from paceline.api.server.protocol_chat import ChatRequest
     from paceline.api.tokenizer import Tokenizer
-
-AUTO, NONE = "auto", "none"
-# vLLM's names; they write alike.
-THINKERS = ("qwen3", "deepseek_r1", "kimi_k2")
-_DEFAULT, _TOOL_USE = "default", "tool_use"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,104 +188,16 @@ def planner_of(
     Raises:
         ConfigError: an unknown name.
     """
-    template = _template(tokenizer)
+    template = template_of(tokenizer)
     dialect = choose_dialect(template, tool_call_parser)
     # A template is trusted with functions only if they come back in a form that is known.
     known = recognised(template) is not None or tool_call_parser not in {None, AUTO}
-    as_object, as_text = (known and _shows_calls(tokenizer, text=text) for text in (False, True))
+    as_object, as_text = (known and shows_calls(tokenizer, text=text) for text in (False, True))
     return ModelPlanner(
         tokenizer=tokenizer,
         dialect=dialect,
         think=choose_thinking(tokenizer, reasoning_parser),
-        shows_tools=known and _shows_tools(tokenizer),
+        shows_tools=known and shows_tools(tokenizer),
         shows_calls=as_object or as_text,
         text_arguments=as_text and not as_object,
     )
-
-
-def choose_dialect(template: str, name: str | None) -> Dialect:
-    """How a model with this chat template writes calls (`planner_of`).
-
-    Raises:
-        ConfigError: an unknown name.
-    """
-    if name is None or name == AUTO:
-        return recognised(template) or HERMES
-    if name not in DIALECTS:
-        msg = (
-            f"tool_call_parser {name!r} is not known; {AUTO}, {', '.join(DIALECTS)} are possible; "
-            "choose one of these"
-        )
-        raise ConfigError(msg)
-    return DIALECTS[name]
-
-
-def choose_thinking(tokenizer: Tokenizer, name: str | None) -> ThinkForm | None:
-    """How a model marks its reasoning (`planner_of`).
-
-    Raises:
-        ConfigError: an unknown name.
-    """
-    form = ThinkForm()
-    if name == NONE:
-        return None
-    if name in THINKERS:
-        return form
-    if name is not None and name != AUTO:
-        msg = (
-            f"reasoning_parser {name!r} is not known; {AUTO}, {NONE}, {', '.join(THINKERS)} are "
-            "possible; choose one of these"
-        )
-        raise ConfigError(msg)
-    template = _template(tokenizer)
-    marked = form.opens in template or form.closes in template
-    return form if marked or tokenizer.backend.token_to_id(form.closes) is not None else None
-
-
-def _template(tokenizer: Tokenizer) -> str:
-    """The template that renders requests with tools; "": there is none."""
-    templates = tokenizer.chat_templates
-    return templates.get(_TOOL_USE) or templates.get(_DEFAULT) or ""
-
-
-_PROBE = "paceline_probe"
-_PROBE_ARGUMENTS = re.compile(r'"paceline"\s*:\s*"pro\\"be"')
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": _PROBE,
-        "description": "Look",
-        "parameters": {"type": "object", "properties": {"paceline": {"type": "string"}}},
-    },
-}
-
-
-def _shows_tools(tokenizer: Tokenizer) -> bool:
-    """Whether the template writes the functions that it is given; found out by trying."""
-    messages: list[Message] = [{"role": "user", "content": "Hello"}]
-    try:
-        return _PROBE in tokenizer.chat_text(messages, tools=[_TOOL])
-    except RequestError:
-        return False
-
-
-def _shows_calls(tokenizer: Tokenizer, *, text: bool) -> bool:
-    """Whether the template writes a past call's arguments as JSON; found out by trying.
-
-    Args:
-        tokenizer: has the template.
-        text: they are given as JSON text, else as an object.
-    """
-    arguments: object = {"paceline": 'pro"be'}
-    function = {"name": _PROBE, "arguments": json.dumps(arguments) if text else arguments}
-    call: dict[str, Any] = {"id": "functions.x:0", "type": "function", "function": function}
-    messages: list[Message] = [
-        {"role": "user", "content": "Hello"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "functions.x:0", "content": "Found"},
-    ]
-    try:
-        shown = tokenizer.chat_text(messages, tools=[_TOOL])
-    except RequestError:
-        return False
-    return _PROBE_ARGUMENTS.search(shown) is not None and "Found" in shown

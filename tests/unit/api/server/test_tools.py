@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.api.grammar import Constraints
+from paceline.api.server.families import THINKERS, check_parsers
 from paceline.api.server.pieces import CallArguments, CallStart, Content, Reasoning
 from paceline.api.server.protocol_chat import ChatRequest
 from paceline.api.server.reasoning import Thinking
@@ -21,7 +22,7 @@ from paceline.api.server.tool_parsers.dialects import (
     LLAMA3,
     recognised,
 )
-from paceline.api.server.tools import THINKERS, ModelPlan, ModelPlanner, planner_of
+from paceline.api.server.tools import ModelPlan, ModelPlanner, planner_of
 from paceline.api.tokenizer import Tokenizer
 from paceline.core.errors import ConfigError
 from tests.byte_tokenizer import CHATML, byte_tokenizer
@@ -131,6 +132,10 @@ def test_flags_choose_instead_of_the_template() -> None:
         planner_of(tokenizer, tool_call_parser="x")
     with pytest.raises(ConfigError, match="qwen3"):
         planner_of(tokenizer, reasoning_parser="x")
+    for names in (("x", None), (None, "x")):  # before a model is loaded
+        with pytest.raises(ConfigError, match="'x' is not known"):
+            check_parsers(*names)
+    check_parsers("auto", "none")
 
 
 def test_reasoning_is_seen_from_template_or_vocabulary() -> None:
