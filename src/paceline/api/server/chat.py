@@ -90,7 +90,8 @@ def read(
         raise api_error(error, param="messages") from error
     most = _most_tokens(body)
     prompts = [truncated(ids, most or 1, body, context)]
-    limit = token_limit(most, None, prompts, context)
+    field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    limit = token_limit(most, None, prompts, context, field=field)
     params = params_of(body, context, max_tokens=limit, logprobs=_logprobs(body))
     if plan.shows_special:
         params = replace(params, skip_special_tokens=False)

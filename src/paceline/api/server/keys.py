@@ -101,19 +101,9 @@ def owner_of(request: Request) -> str:
     return str(getattr(request.state, _OWNER, ""))
 
 
-def scope_of(request: Request, cache_salt: str | None) -> str:
-    """`Job.scope` of a request: whose cached prefixes and suffixes it may find.
-
-    Args:
-        request: carries its key's owner where the server separates keys.
-        cache_salt: the request's own; None: it states none.
-
-    Returns:
-        Empty where everything is shared.
-    """
-    tenant = getattr(request.state, _TENANT, "")
-    salt = "" if cache_salt is None else _digest(cache_salt.encode(errors="replace")).hex()[:32]
-    return f"{tenant}/{salt}" if tenant or salt else ""
+def tenant_of(request: Request) -> str:
+    """A name for the owner of a request's key, where the server separates keys; else empty."""
+    return str(getattr(request.state, _TENANT, ""))
 
 
 def _digest(key: bytes) -> bytes:

@@ -98,7 +98,6 @@ class PageFields(Fields):
 
     sources: bool | None = None  # which drafter each token came from
     tree: bool | None = None  # the tree of each step, in streams
-    tree: bool | None = None  # the tree of each step, in streams
 
 
 class JsonSchemaFormat(Fields):

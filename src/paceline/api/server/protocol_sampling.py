@@ -112,8 +112,3 @@ class SamplingFields(Fields):
     def wants_trees(self) -> bool:
         """Whether chunks carry the trees that were verified."""
         return bool(self.paceline and self.paceline.tree)
-
-    @property
-    def wants_trees(self) -> bool:
-        """Whether chunks carry the trees that were verified."""
-        return bool(self.paceline and self.paceline.tree)

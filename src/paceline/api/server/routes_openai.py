@@ -14,6 +14,7 @@ from starlette.responses import Response
 from paceline.api.server import chat, completions, tokens
 from paceline.api.server.bodies import body_schema, understood
 from paceline.api.server.disconnect import until_gone
+from paceline.api.server.keys import tenant_of
 from paceline.api.server.plan import PLAIN, Planner
 from paceline.api.server.protocol_answers import RESPONSES
 from paceline.api.server.protocol_chat import ChatRequest
@@ -75,7 +76,7 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
     )
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        read = partial(chat.read, context=context, planner=planner, tenant=_tenant(request))
+        read = partial(chat.read, context=context, planner=planner, tenant=tenant_of(request))
         call = await understood(request, ChatRequest, read)
         return await answered(service, call, request, streams=call.body.streams)
 
@@ -87,7 +88,7 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
     )
     async def text_completions(request: Request) -> Response:
         """Continue prompts."""
-        read = partial(completions.read, context=context, tenant=_tenant(request))
+        read = partial(completions.read, context=context, tenant=tenant_of(request))
         call = await understood(request, CompletionRequest, read)
         return await answered(service, call, request, streams=call.body.streams)
 
@@ -188,8 +189,3 @@ class _Wire:
     async def aclose(self) -> None:
         """End what the engine still makes."""
         self._stream.close()
-
-
-def _tenant(request: Request) -> str:
-    """Whom the server tells apart by key; "" where all share their caches."""
-    return str(getattr(request.state, "tenant", ""))

@@ -15,7 +15,7 @@ from paceline.api.server import responses
 from paceline.api.server.bodies import body_schema, parsed
 from paceline.api.server.disconnect import until_gone
 from paceline.api.server.errors import ApiError, api_error, bad, shown
-from paceline.api.server.keys import owner_of
+from paceline.api.server.keys import owner_of, tenant_of
 from paceline.api.server.plan import PLAIN, Planner
 from paceline.api.server.protocol_responses import RESPONSES, ResponsesRequest
 from paceline.api.server.response_store import ResponseStore, Stored
@@ -74,7 +74,7 @@ class Responses:
             body,
             self._context,
             planner=self._planner,
-            tenant=str(getattr(request.state, "tenant", "")),
+            tenant=tenant_of(request),
             earlier=earlier,
         )
         return await asyncio.to_thread(read)

@@ -95,7 +95,12 @@ def check_stream(body: SamplingFields) -> None:
 
 
 def token_limit(
-    asked: int | None, default: int | None, prompts: Sequence[Sequence[int]], context: Context
+    asked: int | None,
+    default: int | None,
+    prompts: Sequence[Sequence[int]],
+    context: Context,
+    *,
+    field: str = "max_tokens",
 ) -> int:
     """Most tokens of each answer.
 
@@ -104,6 +109,7 @@ def token_limit(
         default: where it says nothing; None: whatever the context leaves.
         prompts: token ids; none is empty.
         context: what is served.
+        field: what the request calls it.
 
     Raises:
         ApiError: 400 with the code "context_length_exceeded"; a prompt, or a prompt with its answer,
@@ -124,9 +130,9 @@ def token_limit(
         msg = (
             f"the model's maximum context length is {context.max_len} tokens, and {longest} of the "
             f"prompt with {asked} of the answer are more; at most {left} are left for the answer; "
-            "lower max_tokens or shorten the prompt"
+            f"lower {field} or shorten the prompt"
         )
-        raise bad(msg, "max_tokens", code=TOO_LONG)
+        raise bad(msg, field, code=TOO_LONG)
     return asked
 
 

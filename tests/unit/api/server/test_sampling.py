@@ -143,6 +143,8 @@ def test_what_is_too_long_has_openais_code(make, param) -> None:
         error = refusal(make, small, max_tokens=room + 1)
         assert (error.status, error.code) == (400, "context_length_exceeded")
         assert error.param == "max_tokens"
+    error = refusal(chat_call, CONTEXT, max_completion_tokens=5000)
+    assert error.param == "max_completion_tokens"
 
 
 def test_a_default_is_no_demand() -> None:
