@@ -149,6 +149,20 @@ def test_counters_that_contradict_each_other_fail_the_bench(run, prompts: str) -
     assert json.loads(ran.out)["results"][0]["spec_decode_contradiction"]
 
 
+def test_a_picture_holds_earlier_records_too(run, prompts: str, tmp_path: Path) -> None:
+    """A server without drafts beside the same one with them."""
+    pytest.importorskip("matplotlib")
+    before, picture = tmp_path / "before.json", tmp_path / "sweep.svg"
+    with FakeServer() as server:
+        argv = ("bench", "serve", "--url", server.url, prompts)
+        assert run(*argv, "--out", str(before)).code == 0
+        ran = run(*argv, "--plot", str(picture), "--beside", str(before))
+    assert ran.code == 0, ran.err
+    text = picture.read_text(encoding="utf-8")
+    assert "before" in text
+    assert "this run" in text
+
+
 def test_a_terminal_is_spared_the_record(run, prompts: str, monkeypatch) -> None:
     """As with the other benches; --json asks for it."""
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True)
