@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("src", "tests", "tools", "benchmarks", "examples")
-SUFFIXES = (".py", ".c", ".h", ".sh")
+SUFFIXES = (".py", ".c", ".h", ".sh", ".js", ".css", ".html")
 SOFT = 300
 HARD = 400
 

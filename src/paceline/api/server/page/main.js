@@ -76,7 +76,10 @@ async function send(event) {
       if (running.signal.aborted) break;
       await answer(turn, drafter, asked, made);
     }
-    if (asked.drafters.length > 1) turn.setVerdict(comparison(made));
+    if (asked.drafters.length > 1) {
+      turn.setVerdict(comparison(made));
+      lookAt(made[0]);
+    }
     $("status").textContent = running.signal.aborted ? "Stopped." : "The answer is whole.";
   } catch (error) {
     showError(error);
@@ -100,6 +103,7 @@ async function answer(turn, drafter, asked, made) {
   const shown = turn.addAnswer(record, titleOf(drafter));
   made.push(record);
   records.push(record);
+  if (records.length === 1) $("shown").replaceChildren();
   $("shown").append(new Option(`${records.length}: ${drafter}`, records.length - 1));
   $("follow").checked = true;
   $("status").textContent = `Answering (${titleOf(drafter)})…`;

@@ -60,6 +60,7 @@ export class Panel {
   _drawFigures(record) {
     const count = record?.tokens.length ?? 0;
     const drafted = record ? count - (record.countBySource.get("target") ?? 0) : 0;
+    $("rate-name").textContent = record?.isWhole ? "Tokens per second in all" : "Tokens per second now";
     $("rate").textContent = rateShown(record);
     $("accept-length").textContent = record?.acceptLength?.toFixed(2) ?? "–";
     $("num-steps").textContent = record ? record.steps.length : "–";
@@ -74,7 +75,7 @@ export class Panel {
       name.textContent = i ? `${i + 1} tokens` : "1 token";
       const bar = document.createElement("span");
       bar.className = "bar";
-      bar.style.width = `${(55 * steps) / most}%`;
+      bar.style.width = `${(75 * steps) / most}%`;
       const value = document.createElement("span");
       value.textContent = steps === 1 ? "1 step" : `${steps} steps`;
       row.append(name, bar, value);

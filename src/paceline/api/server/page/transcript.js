@@ -1,6 +1,6 @@
 // Transcript: the conversation as it is seen. Text from anybody is only ever set as textContent.
 
-import { TARGET, markOf, storyOf } from "./sources.js";
+import { markOf, storyOf } from "./sources.js";
 
 export class Transcript {
   // `onToken(record, step)`: a token was clicked.
@@ -33,8 +33,9 @@ export class Transcript {
       turn,
       addAnswer: (record, title) => this._addAnswer(answers, record, title),
       setVerdict: (words) => {
+        const wasAtEnd = this._isAtEnd();
         verdict.textContent = words;
-        this._toEnd(false);
+        this._toEnd(wasAtEnd);
       },
     };
   }
@@ -57,7 +58,9 @@ export class Transcript {
         this._toEnd(wasAtEnd);
       },
       setNote: (words) => {
+        const wasAtEnd = this._isAtEnd();
         note.textContent = words;
+        this._toEnd(wasAtEnd);
       },
     };
   }
@@ -72,8 +75,8 @@ export class Transcript {
     span.dataset.mark = markOf(token.source);
     span.dataset.source = token.source;
     span.dataset.step = token.step;
-    const when = token.step < 0 ? "with the prompt's pass" : `step ${token.step + 1}`;
-    span.title = token.step < 0 && token.source === TARGET ? `the model's own token, ${when}` : `${storyOf(token.source)}, ${when}`;
+    const when = token.step < 0 ? "from the prompt's pass" : `step ${token.step + 1}`;
+    span.title = `${storyOf(token.source)}, ${when}`;
     if (!token.text) span.classList.add("silent");
     this._spans.set(token, span);
     text.append(span);
@@ -92,8 +95,8 @@ export class Transcript {
     return scrollHeight - scrollTop - clientHeight < 60;
   }
 
-  _toEnd(wasAtEnd) {
-    if (wasAtEnd || this._isAtEnd()) this._place.scrollTop = this._place.scrollHeight;
+  _toEnd(isWanted) {
+    if (isWanted) this._place.scrollTop = this._place.scrollHeight;
   }
 }
 
