@@ -76,12 +76,14 @@ def chat_delta(pieces: Iterable[Piece]) -> dict[str, Any]:
     """
     delta: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
-    for piece in merged(pieces):
+    for piece in pieces:
         match piece:
             case Content(text):
-                delta["content"] = delta.get("content", "") + text
+                if text:
+                    delta["content"] = delta.get("content", "") + text
             case Reasoning(text):
-                delta["reasoning_content"] = delta.get("reasoning_content", "") + text
+                if text:
+                    delta["reasoning_content"] = delta.get("reasoning_content", "") + text
             case CallStart(index, id=call_id, name=name):
                 function = {"name": name, "arguments": ""}
                 calls[index] = {

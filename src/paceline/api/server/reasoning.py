@@ -160,7 +160,11 @@ class AnswerParser:
 
     def feed(self, text: str) -> list[Piece]:
         """Take the next part of the answer, of any length; return what became certain."""
-        return self._with_calls([Content(text)] if self._think is None else self._think.feed(text))
+        if self._think is None:
+            if self._calls is not None:
+                return self._calls.feed(text)
+            return [Content(text)] if text else []
+        return self._with_calls(self._think.feed(text))
 
     def finish(self) -> list[Piece]:
         """End the answer; return the rest."""
