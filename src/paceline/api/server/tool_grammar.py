@@ -61,8 +61,12 @@ class CallGrammar:
         return f"answer: calls\n{self._calls()}"
 
     def either(self, form: str) -> str:
-        """Rules for `answer`: calls, or the symbols of a format."""
-        return f"answer: calls | form\nform: {form}\n{self._calls()}"
+        """Rules for `answer`: calls, or the symbols of a format.
+
+        Where calls have no trigger they get a mark, as a format may begin as a call does.
+        """
+        mark = "" if self.dialect.trigger else self._quote(self.dialect.marks[0])
+        return f"answer: {mark} calls | form\nform: {form}\n{self._calls()}"
 
     def lazy(self) -> str:
         """Rules for `answer`: text with calls in it, or without."""

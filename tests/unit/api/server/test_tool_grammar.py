@@ -18,8 +18,6 @@ from paceline.api.server.tool_grammar import (
     regex_rule,
 )
 from paceline.api.server.tool_parsers.dialects import (
-    DEEPSEEK_V3,
-    DEEPSEEK_V31,
     DIALECTS,
     HERMES,
     KIMI_K2,
@@ -195,9 +193,21 @@ def test_every_format_can_follow_reasoning_or_give_way_to_calls(
     thought = Allowed(f"answer: {form}", special=False, think=ThinkForm(), thinking=Thinking.OPEN)
     assert thought.takes(f"Hm.</think>\n{right}")
     assert not thought.takes(f"Hm.</think>\n{wrong}")
-    for dialect in (HERMES, DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2):
+    for dialect in DIALECTS.values():
         either = Allowed(rules(dialect, special=True).either(form), special=True)
         assert either.takes(right)
-        assert either.takes(calls(dialect, ("get", "{}")))
+        mark = "" if dialect.trigger else dialect.marks[0]
+        assert either.takes(mark + calls(dialect, ("get", "{}")))
         assert not either.takes(wrong)
         assert not either.takes("so")
+
+
+def test_a_structured_answer_may_begin_as_a_call_does() -> None:
+    """Llama 3 writes calls as bare JSON; beside a format they have their tag, so both stay possible."""
+    form = json_rule({"type": "object"}, spaced=False)
+    one = calls(LLAMA3, ("get", "{}"))
+    for special in (True, False):
+        either = Allowed(rules(LLAMA3, special=special).either(form), special=special)
+        for text in ('{"a": 1}', '{"name": "Ada"}', '{"name":1}', one, LLAMA3.marks[0] + one):
+            assert either.takes(text), either.prefix(text)
+        assert not either.takes(LLAMA3.marks[0] + '{"name": "Ada"}')
