@@ -34,7 +34,20 @@ async def understood(request: Request, model: type[B], read: Callable[[B], T]) -
         ApiError: 400, or what `read` raises.
     """
     body = await request.body()
-    return await asyncio.to_thread(lambda: read(parsed(body, model)))
+    return await asyncio.to_thread(understand, body, model, read)
+
+
+def understand(body: bytes, model: type[B], read: Callable[[B], T]) -> T:
+    """`understood`, from the body's bytes.
+
+    Raises:
+        ApiError: 400, or what `read` raises.
+    """
+    try:
+        return read(parsed(body, model))
+    except RecursionError as error:  # where limits.py lets such a body pass
+        msg = "the body is nested too deeply; send flatter JSON"
+        raise bad(msg, None) from error
 
 
 def parsed(body: bytes, model: type[B]) -> B:

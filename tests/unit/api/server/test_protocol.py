@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from paceline.api.server.bodies import body_schema, parsed
+from paceline.api.server.bodies import body_schema, parsed, understand
 from paceline.api.server.protocol import REFUSED, check_fields
 from paceline.api.server.protocol_chat import ChatRequest
 from paceline.api.server.protocol_completions import CompletionRequest
 from paceline.api.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
-from tests.served import refusal
+from tests.served import context, refusal
 
 CHAT = b'{"messages": [{"role": "user", "content": "hi"}], %s}'
 
@@ -106,6 +106,17 @@ def test_a_body_of_mistakes_is_refused_at_the_first(fields) -> None:
     message = refusal(parsed, body, ChatRequest).message
     assert len(message) < 300
     assert "more" not in message
+
+
+def test_what_is_too_deep_for_its_reader_is_the_clients_mistake() -> None:
+    """Messages are rebuilt by recursion; a limit that lets them pass must not make it a 500."""
+    from functools import partial
+
+    from paceline.api.server import chat as chats
+
+    deep = b'"chat_template_kwargs": {"x": ' + b"[" * 900 + b"]" * 900 + b"}"
+    error = refusal(understand, CHAT % deep, ChatRequest, partial(chats.read, context=context()))
+    assert (error.status, "nested" in error.message) == (400, True)
 
 
 def test_null_stands_for_nothing() -> None:
