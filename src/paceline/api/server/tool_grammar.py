@@ -29,6 +29,9 @@ _RULES = """
 SPACE: /[ \\n\\r\\t]{1,8}/
 TEXT: /(?s:.*)/
 SOME: /(?s:.+)/
+TALK: TEXT%(no_thought)s
+SOME_TALK: SOME%(no_thought)s
+NO_OBJECT: /[^{\\s](?s:.*)/%(no_thought)s
 """
 
 
@@ -72,12 +75,12 @@ class CallGrammar:
         """Rules for `answer`: text with calls in it, or without."""
         trigger = self.dialect.trigger
         if not trigger:  # a call is the whole answer, or the answer begins otherwise
-            return f"answer: calls | talk?\ntalk: /[^{{\\s](?s:.*)/\n{self._calls()}"
+            return f"answer: calls | talk?\ntalk: NO_OBJECT\n{self._calls()}"
         token = self.token_id(trigger)
         if token is None:
-            head, talk = f"head[lazy]: TEXT {self._quote(trigger)}", "talk: TEXT"
+            head, talk = f"head[lazy]: TALK {self._quote(trigger)}", "talk: TALK"
         else:
-            head, talk = f"head: SOME? <[{token}]>", "talk: SOME?"
+            head, talk = f"head: SOME_TALK? <[{token}]>", "talk: SOME_TALK?"
         block = "block" if self.dialect.closes is None else "section"
         if self.single:  # after the call nothing is left to say
             answer = f"answer: head {block} | talk"
@@ -132,7 +135,7 @@ def grammar(
     rules: str, think: ThinkForm | None, thinking: Thinking, token_id: Callable[[str], int | None]
 ) -> str:
     """A whole grammar from rules for `answer`, which reasoning may precede."""
-    start = "start: answer"
+    start, no_thought = "start: answer", ""
     if think is not None and thinking is not Thinking.CLOSED:
         quote = quoting((think.opens, think.closes), token_id)
         token = token_id(think.closes)
@@ -144,7 +147,10 @@ def grammar(
             "thought" if thinking is Thinking.OPEN else f"(SPACE? {quote(think.opens)} thought)?"
         )
         start = f"start: {opened} SPACE? answer\n{thought}"
-    return f"%llguidance {{}}\n{start}\n{rules}\n{_RULES}"
+        if thinking is Thinking.MAYBE and token_id(think.opens) is None:
+            # What begins as reasoning is that, not text in which calls would count.
+            no_thought = f" & ~/\\s*{re.escape(think.opens)}(?s:.*)/"
+    return f"%llguidance {{}}\n{start}\n{rules}\n{_RULES % {'no_thought': no_thought}}"
 
 
 def json_rule(schema: Mapping[str, Any] | bool, *, spaced: bool) -> str:

@@ -211,3 +211,21 @@ def test_a_structured_answer_may_begin_as_a_call_does() -> None:
         for text in ('{"a": 1}', '{"name": "Ada"}', '{"name":1}', one, LLAMA3.marks[0] + one):
             assert either.takes(text), either.prefix(text)
         assert not either.takes(LLAMA3.marks[0] + '{"name": "Ada"}')
+
+
+@pytest.mark.parametrize("thinking", [Thinking.OPEN, Thinking.MAYBE])
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_reasoning_may_talk_about_calls(dialect: Dialect, thinking: Thinking) -> None:
+    """What begins as reasoning is no text in which calls would count; after it they do."""
+    lazy = rules(dialect, special=False).lazy()
+    allowed = Allowed(lazy, special=False, think=ThinkForm(), thinking=thinking)
+    begin = "" if thinking is Thinking.OPEN else "\n<think>"
+    right = calls(dialect, ("get", "{}"))
+    assert allowed.takes(f"{begin}Hm {dialect.trigger} hm</think>\nIt rains.")
+    assert allowed.takes(f"{begin}Hm</think>\n{right}")
+    assert not allowed.takes(f"{begin}Hm</think>\n{right.replace('get', 'got')}")
+    if thinking is Thinking.MAYBE:
+        assert allowed.takes("It rains.")
+        assert allowed.takes("<thin")
+        assert allowed.takes(right)
+        assert not allowed.takes(right.replace("get", "got"))
