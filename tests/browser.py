@@ -1,4 +1,4 @@
-"""A headless Chromium for tests of the page; no tests here."""
+"""A headless Chromium and the page in it, for tests; no tests here."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WAIT_S = 30.0
+IDLE = "return document.body.dataset.ready === 'true' && !document.getElementById('send').disabled"
+LINE = "a b a b a b a b"  # what the suffix drafter can go on with
 
 
 @contextmanager
@@ -64,3 +66,42 @@ def resize(driver: Any, width: int, height: int) -> None:
     """Make the page this large in CSS pixels; a window cannot be as narrow as a telephone."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+class Page:
+    """The page as somebody uses it."""
+
+    def __init__(self, driver: Any, url: str) -> None:
+        self.driver = driver
+        driver.get(f"{url}/")
+        self.wait(IDLE)
+
+    def wait(self, condition: str) -> None:
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        WebDriverWait(self.driver, WAIT_S, 0.05).until(lambda d: d.execute_script(condition))
+
+    def run(self, script: str, *args: Any) -> Any:
+        return self.driver.execute_script(script, *args)
+
+    def element(self, selector: str) -> Any:
+        return self.driver.find_element("css selector", selector)
+
+    def text(self, selector: str) -> str:
+        """Of all that match, whether they are in sight or not."""
+        script = "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent).join('\\n')"
+        return self.run(script, selector)
+
+    def put(self, selector: str, value: str) -> None:
+        field = self.element(selector)
+        field.clear()
+        field.send_keys(value)
+
+    def send(self, text: str = LINE, *, tokens: str = "40") -> None:
+        self.put("#max-tokens", tokens)
+        self.put("#prompt", text)
+        self.element("#send").click()
+
+    def ask(self, text: str = LINE, *, tokens: str = "40") -> None:
+        self.send(text, tokens=tokens)
+        self.wait(IDLE)

@@ -34,6 +34,7 @@ class Relay:
 
     def close(self) -> None:
         """The server is gone: no new connections, and the open ones end. Repeatable."""
+        self._stall_after = None  # what still comes must not stall again
         self._flows.set()
         for one in (self._door, *self._open):
             with suppress(OSError):
@@ -71,7 +72,8 @@ class Relay:
         with suppress(OSError):
             while data := here.recv(65536):
                 there.sendall(data)
-                if answers and self._stall_after is not None and self._stall_after in data:
+                mark = self._stall_after
+                if answers and mark is not None and mark in data:
                     self._flows.clear()
                 self._flows.wait()
         for one in (here, there):

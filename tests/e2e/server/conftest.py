@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 from openai import OpenAI
 
 from tests import tiny
+from tests.browser import Page, addresses, chromium, emulate, resize, said
 from tests.byte_tokenizer import byte_tokenizer
 from tests.server_process import ServerProcess, running
 
@@ -57,3 +59,22 @@ def client(server: ServerProcess) -> Iterator[OpenAI]:
 def http(server: ServerProcess) -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=server.url, timeout=60) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """One browser for all tests; each loads the page anew."""
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Any, server: ServerProcess) -> Iterator[Page]:
+    """The page, freshly loaded, wide and light; nothing in it may have failed at the end."""
+    emulate(browser, prefers_color_scheme="light")
+    resize(browser, 1280, 900)
+    said(browser)
+    addresses(browser)
+    yield Page(browser, server.url)
+    assert said(browser) == []
+    assert all(url.startswith(server.url) for url in addresses(browser))

@@ -41,7 +41,7 @@ function hideError() {
 }
 
 // A number field's value; undefined where it is left empty.
-function numberIn(id) {
+function numberOf(id) {
   const field = $(id);
   if (field.validity.badInput) {
     const name = field.labels[0].textContent;
@@ -51,10 +51,10 @@ function numberIn(id) {
 }
 
 function askedFor() {
-  const seed = numberIn("seed") ?? crypto.getRandomValues(new Uint32Array(1))[0];
+  const seed = numberOf("seed") ?? crypto.getRandomValues(new Uint32Array(1))[0];
   const drafters = [$("drafter").value];
   if ($("compare").checked) drafters.push($("other").value);
-  return { temperature: numberIn("temperature"), max_tokens: numberIn("max-tokens"), seed, drafters };
+  return { temperature: numberOf("temperature"), max_tokens: numberOf("max-tokens"), seed, drafters };
 }
 
 async function send(event) {
