@@ -216,8 +216,11 @@ def _banned(words: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
     """
     banned: dict[int, None] = {}
     for word in words:
-        bare = tokenizer.encode(word, add_special_tokens=False)
-        spaced = tokenizer.encode(f" {word.lstrip()}", add_special_tokens=False)
+        try:
+            bare = tokenizer.encode(word, add_special_tokens=False)
+            spaced = tokenizer.encode(f" {word.lstrip()}", add_special_tokens=False)
+        except RequestError as error:
+            raise api_error(error, param="bad_words") from error
         if len(bare) != 1 or (len(spaced) != 1 and spaced[-1] != bare[0]):
             msg = (
                 f"bad_words: {quoted(word)} is {max(len(bare), len(spaced))} tokens of this model; "

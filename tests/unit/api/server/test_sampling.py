@@ -71,6 +71,7 @@ def test_nothing_said_means_the_defaults() -> None:
         ("logit_bias", {"5": 101}, None),
         ("bad_words", ["the cat"], None),
         ("bad_words", [""], None),
+        ("bad_words", ["\ud800"], None),
         ("min_tokens", 17, None),
         ("stop", [""], None),
         ("stop", ["x" * 1025], None),
