@@ -143,13 +143,17 @@ def grammar(
             thought = f"thought[lazy]: TEXT {quote(think.closes)}"
         else:
             thought = f"thought: SOME? <[{token}]>"
-        opened = (
-            "thought" if thinking is Thinking.OPEN else f"(SPACE? {quote(think.opens)} thought)?"
-        )
+        if thinking is Thinking.OPEN:
+            opened = "thought"
+        elif token_id(think.opens) is not None:
+            opened = f"(SPACE? {quote(think.opens)} thought)?"
+        else:
+            # One piece with the space before it, and what begins so is no text in which calls count:
+            # of several pieces that fit, the longest is taken.
+            begin = re.escape(think.opens)
+            opened = f"(/[ \\n\\r\\t]{{0,8}}{begin}/ thought)?"
+            no_thought = f" & ~/\\s*{begin}(?s:.*)/"
         start = f"start: {opened} SPACE? answer\n{thought}"
-        if thinking is Thinking.MAYBE and token_id(think.opens) is None:
-            # What begins as reasoning is that, not text in which calls would count.
-            no_thought = f" & ~/\\s*{re.escape(think.opens)}(?s:.*)/"
     return f"%llguidance {{}}\n{start}\n{rules}\n{_RULES % {'no_thought': no_thought}}"
 
 
