@@ -2,8 +2,8 @@
 
 The body is OpenAI's: `{"error": {"message", "type", "param", "code"}}`. `code` is OpenAI's name where
 it has one ("context_length_exceeded", "model_not_found"), else the HTTP status as a number, which is
-what vLLM answers. Messages are bounded, hold no paths and are always valid UTF-8: they quote what came
-from outside.
+what vLLM answers. Messages are bounded and always valid UTF-8, as they quote what came from outside;
+those of errors from below hold no paths.
 Not for: which errors there are below the server (core/errors.py).
 """
 
@@ -68,7 +68,7 @@ class ApiError(Exception):
         retry_after_s: float | None = None,
     ) -> None:
         self.status = status
-        self.message = shown(message, MAX_MESSAGE)
+        self.message = _cut(message, MAX_MESSAGE)
         self.type = type or TYPES.get(status, SERVER if status >= 500 else INVALID)
         self.code: str | int = status if code is None else code
         self.param = param
@@ -127,17 +127,18 @@ def api_error(error: Exception, *, param: str | None = None) -> ApiError:
         error: anything that was raised while a request was served.
         param: the field at fault, where the caller knows it.
     """
+    told = shown(str(error), MAX_MESSAGE)
     match error:
         case ApiError():
             return error
         case UnavailableError():
-            return ApiError(503, str(error), retry_after_s=error.retry_after_s)
+            return ApiError(503, told, retry_after_s=error.retry_after_s)
         case EngineStoppedError():
-            return ApiError(500, str(error), code="engine_stopped")
+            return ApiError(500, told, code="engine_stopped")
         case RequestError() | ConfigError():  # TemplateError and ConstraintError are RequestErrors
-            return ApiError(400, str(error), param=param)
+            return ApiError(400, told, param=param)
         case PacelineError():
-            return ApiError(500, str(error))
+            return ApiError(500, told)
         case _:
             return ApiError(
                 500,
@@ -161,10 +162,13 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 def shown(text: str, most: int = MAX_VALUE) -> str:
     """Text from outside, made fit for a message: valid UTF-8, no paths or addresses, not too long."""
+    return _ADDRESS.sub("(address)", _PATH.sub("(path)", _cut(text, most)))
+
+
+def _cut(text: str, most: int) -> str:
     if len(text) > most:
         text = text[: most - 3] + "..."
-    text = text.encode("utf-8", "backslashreplace").decode()
-    return _ADDRESS.sub("(address)", _PATH.sub("(path)", text))
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _clause(error: Mapping[str, Any]) -> str:

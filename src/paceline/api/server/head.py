@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.api.server.errors import ApiError
+from paceline.api.server.errors import ApiError, shown
 
 if TYPE_CHECKING:
     from paceline.api.results import Result
@@ -58,7 +58,7 @@ def check_result(result: Result) -> None:
         ApiError: 500 where it failed, 503 where the server ended it.
     """
     if result.finish_reason == "error":
-        msg = f"the answer failed after {len(result.token_ids)} tokens: {result.error}"
+        msg = f"the answer failed after {len(result.token_ids)} tokens: {shown(str(result.error), 900)}"
         raise ApiError(500, msg)
     if result.finish_reason == "abort":
         msg = (

@@ -96,6 +96,12 @@ def test_messages_hold_no_paths_and_addresses() -> None:
     assert text == "in (path) at (address), see /v1/models or (path)"
 
 
+def test_errors_from_below_hold_no_paths_and_answers_do() -> None:
+    """A model may be served under its path, and a client must be told its name."""
+    assert api_error(RequestError("no /home/ada/model here")).message == "no (path) here"
+    assert ApiError(404, "served: /home/ada/model").message == "served: /home/ada/model"
+
+
 def test_half_characters_can_be_sent() -> None:
     """What was quoted from a request must not break the answer that quotes it."""
     error = ApiError(400, "got '\ud800'")
