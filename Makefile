@@ -19,7 +19,7 @@ DEV := $(VENV)/.installed-dev
 PEERS := $(VENV)/.installed-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint fix check bench-cpu bench-accept sanitize wheel clean
+.PHONY: help demo test lint fix check bench-cpu bench-accept bench-serve sanitize wheel clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -54,6 +54,9 @@ bench-cpu: $(PEERS) ## Measure this machine: benchmarks/results/cpu-core.json (u
 # Accept lengths of the full sets come from a GPU: benchmarks/accept.py says how.
 bench-accept: $(DEV) ## Measure the trained drafters here: benchmarks/results/accept-smollm2.json
 	$(BIN)/python benchmarks/accept.py speed --out benchmarks/results/accept-smollm2.json $(ARGS)
+
+bench-serve: $(DEV) ## Measure what the server costs: benchmarks/results/serve-cpu.json (10 minutes)
+	$(BIN)/python benchmarks/serve_cpu.py --out benchmarks/results/serve-cpu.json $(ARGS)
 
 sanitize: $(DEV) ## On a GPU: run every kernel under compute-sanitizer (docs/gpu.md)
 	$(BIN)/python tools/sanitize.py $(ARGS)

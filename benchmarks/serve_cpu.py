@@ -1,0 +1,277 @@
+"""Measures what the server costs on this CPU and writes one record: `make bench-serve`.
+
+Rows of {name, value, unit, baseline, bar, ok}, with the bundled model and 16 streams. The engine's own
+figures and those over HTTP come from one engine in one process, in turns; the clients are another process
+on the same cores, so what they cost counts as the server's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from cpu_steps import Row, row
+from serve_local import Clients, Local, process, resident
+
+from paceline.api.llm import LLM
+from paceline.bench.machine import machine, source, versions
+from paceline.core.garbage import only_new_garbage
+from paceline.core.request import Request, SamplingParams, StepOutput
+
+HERE = Path(__file__).parent
+STREAMS = 16
+TOKENS = 96  # of an answer
+LONG = 256  # of an answer that others are measured beside
+ROUNDS = 8
+PROBE_AFTER_S, PROBE_EVERY_S = 1.0, 0.2
+_NOUNS = "cat dog ship tree house king river stone bird star book lamp road field cloud train"
+PROMPTS = [f"Write a story about a {noun}." for noun in _NOUNS.split()]
+
+
+def body(prompt: str, tokens: int, salt: str, **more: Any) -> dict[str, Any]:
+    """A request that is streamed, and never ends early."""
+    fixed = {"temperature": 0, "ignore_eos": True, "stream": True}
+    return {"prompt": prompt, "max_tokens": tokens, "cache_salt": salt, **fixed, **more}
+
+
+class Engine:
+    """The engine under an LLM, without text: ids in, ids out."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self._count = 0
+        self._ids = [llm.tokenizer.encode(prompt) for prompt in PROMPTS]
+
+    def _submit(self, ids: Sequence[Sequence[int]], tokens: int, salt: str) -> SimpleQueue[Any]:
+        """Queue requests; their outputs come into the queue, each with its time."""
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        requests = []
+        for prompt in ids:
+            self._count += 1
+            key = f"bench-{self._count}"
+            requests.append(Request(id=key, prompt_ids=prompt, params=params, scope=salt))
+        box: SimpleQueue[Any] = SimpleQueue()
+        self._llm._loop.submit(requests, lambda out: box.put((time.perf_counter(), out)))  # noqa: SLF001
+        return box
+
+    def throughput(self, tokens: int, salt: str) -> float:
+        """Tokens per second of all streams together."""
+        start = time.perf_counter()
+        box, left = self._submit(self._ids, tokens, salt), STREAMS
+        while left:
+            end, out = box.get()
+            left -= _is_last(out)
+        return STREAMS * tokens / (end - start)
+
+    def first_tokens(self, salt: str) -> list[float]:
+        """Seconds to the only token of short requests, beside streams that run."""
+        box, found = self._submit(self._ids, LONG, salt), []
+        time.sleep(PROBE_AFTER_S)
+        while not _ended(box):
+            start = time.perf_counter()
+            probe = self._submit(self._ids[:1], 1, f"{salt}-{len(found)}")
+            end, _ = probe.get()
+            if not _ended(box):
+                found.append(end - start)
+            time.sleep(PROBE_EVERY_S)
+        left = STREAMS - 1
+        while left:
+            left -= _is_last(box.get()[1])
+        return found
+
+
+def _is_last(out: StepOutput) -> bool:
+    assert isinstance(out, StepOutput), out
+    return out.finish_reason is not None
+
+
+def _ended(box: SimpleQueue[Any]) -> bool:
+    """Whether a stream has ended; takes what came."""
+    while not box.empty():
+        if _is_last(box.get()[1]):
+            return True
+    return False
+
+
+def over_http(clients: Clients, port: int, tokens: int, salt: str) -> tuple[float, Any]:
+    """Tokens per second of all streams together, and what the clients noted."""
+    seen = clients("load", port=port, bodies=[body(p, tokens, salt) for p in PROMPTS])
+    assert all(s["status"] == 200 for s in seen["streams"]), seen
+    start, end = min(s["sent"] for s in seen["streams"]), max(s["end"] for s in seen["streams"])
+    return STREAMS * tokens / (end - start), seen
+
+
+def throughput(llm: LLM, spec: str, clients: Clients) -> Row:
+    """What the HTTP layer takes of the engine's own throughput, in pairs that take turns."""
+    engine, local = Engine(llm), Local(llm)
+    own, http, cpu, client = [], [], [], []
+    for i in range(-1, ROUNDS):  # the first warms up
+        order: list[Callable[[], object]] = []
+        salt = f"{spec}-{i}"
+
+        def alone(salt: str = salt) -> None:
+            own.append(engine.throughput(TOKENS, f"{salt}-engine"))
+
+        def served(salt: str = salt) -> None:
+            before = local.cpu_seconds()
+            speed, seen = over_http(clients, local.port, TOKENS, f"{salt}-http")
+            http.append(speed)
+            cpu.append((local.cpu_seconds() - before) / (STREAMS * TOKENS))
+            client.append(seen["client_cpu_s"] / (STREAMS * TOKENS))
+
+        order = [alone, served] if i % 2 else [served, alone]
+        for part in order:
+            part()
+    local.close()
+    losses = [1 - h / o for h, o in zip(http[1:], own[1:], strict=True)]
+    return row(
+        f"http_cost_{spec}",
+        statistics.median(losses),
+        "of throughput",
+        0.08,
+        baseline={
+            "engine_tokens_per_second": [round(v, 1) for v in own[1:]],
+            "http_tokens_per_second": [round(v, 1) for v in http[1:]],
+            "server_cpu_us_per_token": round(statistics.median(cpu[1:]) * 1e6, 1),
+            "clients_cpu_us_per_token": round(statistics.median(client[1:]) * 1e6, 1),
+        },
+        low=True,
+    )
+
+
+def first_token(llm: LLM, spec: str, clients: Clients) -> Row:
+    """Time to the token of a 1-token request beside 16 streams, over HTTP against the engine's."""
+    engine, local = Engine(llm), Local(llm)
+    own: list[float] = []
+    http: list[float] = []
+    for i in range(3):
+        salt = f"first-{spec}-{i}"
+        own += engine.first_tokens(f"{salt}-engine")
+        seen = clients(
+            "load",
+            port=local.port,
+            bodies=[body(p, LONG, f"{salt}-http") for p in PROMPTS],
+            probe=body(PROMPTS[0], 1, f"{salt}-probe"),
+            probe_after_s=PROBE_AFTER_S,
+            probe_every_s=PROBE_EVERY_S,
+        )
+        http += [p["first_s"] for p in seen["probes"]]
+    local.close()
+    return row(
+        f"first_token_{spec}",
+        statistics.median(http) / statistics.median(own),
+        "x the engine's",
+        1.3,
+        baseline={
+            "engine_ms": _quartiles(own),
+            "http_ms": _quartiles(http),
+            "probes": [len(own), len(http)],
+        },
+        low=True,
+    )
+
+
+def _quartiles(seconds: Sequence[float]) -> list[float]:
+    return [round(1e3 * q, 2) for q in statistics.quantiles(seconds, n=4)]
+
+
+def memory(clients: Clients, folder: Path) -> Row:
+    """What 1,000 idle connections and 200 requests that wait add to a server with 16 streams."""
+    with process(folder, "--max-rows", str(STREAMS)) as (pid, port):
+        clients("load", port=port, bodies=[body(p, TOKENS, "warm") for p in PROMPTS])
+        running = [body(p, 100_000, "run") for p in PROMPTS]
+        clients("hold", port=port, idle=0, bodies=running)
+        time.sleep(5)
+        before = resident(pid)
+        waiting = [body(PROMPTS[i % STREAMS], TOKENS, f"wait-{i}") for i in range(200)]
+        clients("hold", port=port, idle=1000, bodies=waiting)
+        time.sleep(2)
+        after = resident(pid)
+        clients("release")
+    return row(
+        "idle_and_queued_memory",
+        after - before,
+        "MB",
+        150,
+        baseline={"before_mb": round(before, 1), "after_mb": round(after, 1)},
+        low=True,
+    )
+
+
+def slow_reader(clients: Clients, folder: Path) -> Row:
+    """Throughput of 15 streams beside one that is read a byte a second, over that beside a normal one."""
+    rest = PROMPTS[1:]
+    ratios = []
+    with process(folder, "--max-rows", str(STREAMS)) as (_, port):
+        for i in range(-1, ROUNDS):
+            found = {}
+            for way in ("load", "sip") if i % 2 else ("sip", "load"):
+                salt = f"slow-{i}-{way}"
+                wide = [body(PROMPTS[0], TOKENS, salt, logprobs=5)]
+                bodies = [body(p, TOKENS, salt) for p in rest]
+                if way == "sip":
+                    clients("sip", port=port, bodies=wide)
+                seen = clients("load", port=port, bodies=bodies + (wide if way == "load" else []))
+                clients("release")
+                readers = seen["streams"][: len(rest)]
+                start, end = min(s["sent"] for s in readers), max(s["end"] for s in readers)
+                found[way] = len(rest) * TOKENS / (end - start)
+            ratios.append((found["sip"], found["load"]))
+    return row(
+        "beside_a_slow_reader",
+        statistics.median(slow / normal for slow, normal in ratios[1:]),
+        "x beside a normal",
+        0.95,
+        baseline={"tokens_per_second": [[round(v, 1) for v in pair] for pair in ratios[1:]]},
+        low=False,
+    )
+
+
+def main() -> None:
+    """Measure everything and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "serve-cpu.json")
+    parser.add_argument("--only", nargs="*", help="speed, memory or slow; default: all")
+    parser.add_argument("--spec", nargs="*", default=["auto", "none"], help="drafters")
+    args = parser.parse_args()
+    wanted = args.only or ["speed", "memory", "slow"]
+    started = time.time()
+    rows: list[Row] = []
+    clients = Clients()
+    try:
+        for spec in args.spec if "speed" in wanted else ():
+            # A row more than streams, so that a probe needs not wait for one.
+            with LLM(spec=spec, max_rows=STREAMS + 4, seed=0) as llm, only_new_garbage():
+                rows += [throughput(llm, spec, clients), first_token(llm, spec, clients)]
+        with tempfile.TemporaryDirectory() as folder:
+            if "memory" in wanted:
+                rows.append(memory(clients, Path(folder)))
+            if "slow" in wanted:
+                rows.append(slow_reader(clients, Path(folder)))
+    finally:
+        clients.close()
+    record = {
+        "schema": "paceline/serve-cpu/1",
+        "model": "SmolLM2-135M-Instruct",
+        "streams": STREAMS,
+        "machine": machine(torch.device("cpu")),
+        "versions": versions(),
+        "source": source(),
+        "minutes": round((time.time() - started) / 60, 1),
+        "rows": rows,
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(record))
+
+
+if __name__ == "__main__":
+    main()

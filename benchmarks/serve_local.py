@@ -1,0 +1,133 @@
+"""A server for `serve_cpu.py`: in this process, over an LLM that the engine's own figures come from too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from paceline.api.llm import LLM
+from paceline.api.server.app import create_app
+from paceline.api.server.connection import limited
+from paceline.api.server.metrics import Metrics
+from paceline.api.server.service import Service
+from paceline.api.server.settings import ServerSettings
+
+HERE = Path(__file__).parent
+
+
+class Clients:
+    """The process of `serve_clients.py`."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "serve_clients.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __call__(self, what: str, **order: Any) -> Any:
+        """Give an order and wait for its outcome."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"what": what, **order}) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, "the clients have died"
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        self._process.wait()
+
+
+class Local:
+    """The HTTP layer over an LLM, in a thread.
+
+    Attributes:
+        port: where it listens.
+    """
+
+    def __init__(self, llm: LLM) -> None:
+        self.port = 0
+        self._llm = llm
+        self._up = threading.Event()
+        self._server: uvicorn.Server | None = None
+        self._events: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self._up.wait()
+
+    def cpu_seconds(self) -> float:
+        """Processor time of the HTTP layer's thread so far."""
+        assert self._events is not None
+
+        async def now() -> float:
+            return time.thread_time()
+
+        return asyncio.run_coroutine_threadsafe(now(), self._events).result()
+
+    def close(self) -> None:
+        """End the server; the LLM stays."""
+        assert self._server is not None
+        self._server.should_exit = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        settings = ServerSettings(served_model_name=("default",))
+        metrics = Metrics("default")
+        app = create_app(Service(self._llm, settings, listener=metrics), metrics=metrics)
+        config = uvicorn.Config(
+            app, http=limited(settings), ws="none", port=0, log_config=None, access_log=False
+        )
+        self._server = uvicorn.Server(config)
+        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+        self._events = asyncio.get_running_loop()
+        serving = asyncio.create_task(self._server.serve())
+        while not self._server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
+            await asyncio.sleep(0.01)
+        self.port = self._server.servers[0].sockets[0].getsockname()[1]
+        self._up.set()
+        await serving
+
+
+@contextmanager
+def process(folder: Path, *flags: str) -> Iterator[tuple[int, int]]:
+    """`paceline serve` in a process of its own; yields its id and its port."""
+    port = folder / "port"
+    port.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "paceline", "serve", "--port", "0", "--port-file", str(port)]
+    with subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL) as server:
+        try:
+            while not port.exists():
+                assert server.poll() is None, "the server did not start"
+                time.sleep(0.1)
+            yield server.pid, int(port.read_text())
+        finally:
+            server.terminate()
+
+
+def resident(pid: int) -> float:
+    """Memory of a process, MB."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1000
+    msg = "the system does not say how much memory a process has"
+    raise RuntimeError(msg)
