@@ -46,14 +46,11 @@ def said(driver: Any) -> list[str]:
     return [entry["message"] for entry in driver.get_log("browser")]
 
 
-def addresses(driver: Any) -> list[str]:
-    """What was asked for over the network since this was last asked."""
+def asked(driver: Any) -> list[tuple[str, str]]:
+    """What was asked for over the network since this was last called: ids and addresses."""
     events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    return [
-        event["params"]["request"]["url"]
-        for event in events
-        if event["method"] == "Network.requestWillBeSent"
-    ]
+    sent = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    return [(params["requestId"], params["request"]["url"]) for params in sent]
 
 
 def emulate(driver: Any, **features: str) -> None:
@@ -73,6 +70,7 @@ class Page:
 
     def __init__(self, driver: Any, url: str) -> None:
         self.driver = driver
+        self.asked: list[str] = []  # addresses
         driver.get(f"{url}/")
         self.wait(IDLE)
 
@@ -96,6 +94,21 @@ class Page:
         field = self.element(selector)
         field.clear()
         field.send_keys(value)
+
+    def heard(self) -> list[dict[str, Any]]:
+        """The choices of all chunks that the server has sent, as they were on the wire."""
+        choices = []
+        for request_id, url in asked(self.driver):
+            self.asked.append(url)
+            if not url.endswith("/completions"):
+                continue
+            found = self.driver.execute_cdp_cmd(
+                "Network.getResponseBody", {"requestId": request_id}
+            )
+            lines = found["body"].split("\n\n")
+            events = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
+            choices += [choice for event in events for choice in json.loads(event)["choices"]]
+        return choices
 
     def send(self, text: str = LINE, *, tokens: str = "40") -> None:
         self.put("#max-tokens", tokens)

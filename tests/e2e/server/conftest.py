@@ -11,7 +11,7 @@ import pytest
 from openai import OpenAI
 
 from tests import tiny
-from tests.browser import Page, addresses, chromium, emulate, resize, said
+from tests.browser import Page, asked, chromium, emulate, resize, said
 from tests.byte_tokenizer import byte_tokenizer
 from tests.server_process import ServerProcess, running
 
@@ -74,7 +74,10 @@ def page(browser: Any, server: ServerProcess) -> Iterator[Page]:
     emulate(browser, prefers_color_scheme="light")
     resize(browser, 1280, 900)
     said(browser)
-    addresses(browser)
-    yield Page(browser, server.url)
+    asked(browser)
+    found = Page(browser, server.url)
+    yield found
     assert said(browser) == []
-    assert all(url.startswith(server.url) for url in addresses(browser))
+    addresses = found.asked + [url for _, url in asked(browser)]
+    assert addresses
+    assert all(url.startswith(server.url) for url in addresses)

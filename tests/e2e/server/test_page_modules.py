@@ -52,3 +52,53 @@ def test_text_lands_on_its_tokens(page: Page) -> None:
     ]
     found = page.driver.execute_async_script(script, [parts for parts, _ in cases])
     assert found == [expected for _, expected in cases]
+
+
+def test_a_tree_is_drawn_with_its_branches(page: Page) -> None:
+    """The path along the top, what was rejected below it, each node beside its parent and over none."""
+    script = """
+        const done = arguments[arguments.length - 1];
+        import("./page/layout.js").then(({ layOut }) => {
+          const { nodes, width, height, nodeHeight } = layOut(arguments[0]);
+          const told = nodes.map((node) => ({
+            text: node.text, kind: node.kind, parent: node.parent?.text ?? null,
+            x: node.x, y: node.y, width: node.width,
+          }));
+          done([told, width, height, nodeHeight]);
+        });
+    """
+    tree = {
+        "tokens": ["In", " the", " a", " heart", "\n", " " * 40, "世界"],
+        "parents": [-1, 0, 0, 1, 3, 1, 2],
+        "sources": ["target", *["ddtree"] * 6],
+        "scores": [0.0, -0.1, -0.2, -3.0, -3.1, -0.5, None],
+        "path": [0, 1, 3],
+        "emitted": [" the", " heart", " of"],
+    }
+    nodes, width, height, node_height = page.driver.execute_async_script(script, tree)
+    found = {node["text"]: node for node in nodes}
+    assert {text: node["kind"] for text, node in found.items()} == {
+        "In": "root",
+        "·the": "accepted",
+        "·heart": "accepted",
+        "·of": "own",
+        "·a": "rejected",
+        "⏎": "rejected",
+        "·" * 15 + "…": "rejected",
+        "世界": "rejected",
+    }
+    assert found["·of"]["parent"] == "·heart"
+    assert len({found[text]["y"] for text in ("In", "·the", "·heart", "·of")}) == 1
+    for node in nodes:
+        if node["parent"]:
+            assert node["x"] > found[node["parent"]]["x"] + found[node["parent"]]["width"]
+            assert node["y"] >= found[node["parent"]]["y"]
+        assert node["x"] + node["width"] <= width
+        assert node["y"] + node_height <= height
+        for other in nodes:
+            apart = (
+                node["x"] + node["width"] < other["x"]
+                or other["x"] + other["width"] < node["x"]
+                or abs(node["y"] - other["y"]) > node_height
+            )
+            assert apart or node is other
