@@ -205,3 +205,19 @@ def test_structured_answers_are_what_was_asked(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         complete(client, extra_body={"structured_outputs": {"regex": "("}})
     assert caught.value.param == "structured_outputs.regex"
+
+
+def test_caches_are_shared_within_a_salt(client: OpenAI) -> None:
+    """A prefix that one tenant has computed must not be noticed by another."""
+
+    def cached(**extra) -> int:
+        prompt = "a prompt that is long enough to fill several pages of the cache " * 2
+        usage = complete(client, prompt=prompt, max_tokens=1, extra_body=extra).usage
+        return usage.prompt_tokens_details.cached_tokens
+
+    assert cached(cache_salt="a") == 0
+    assert cached(cache_salt="a") > 64
+    assert cached(cache_salt="b") == 0
+    assert cached() == 0
+    assert cached(cache_prompt=False) == 0
+    assert cached() > 64
