@@ -148,6 +148,33 @@ def test_what_is_cut_and_what_is_added() -> None:
     assert cut > 200
 
 
+def test_where_one_token_is_forced_no_other_is_tried() -> None:
+    """A grammar may take other tokens that spell the same; its mask does not allow them."""
+
+    class Loose(Rule):
+        def advance(self, token_id: int) -> bool:
+            self.path.append(token_id)
+            return True
+
+    rule = Loose(lambda path: {len(path)} if len(path) < 3 else set(range(V)))
+    drafted = Proposal(
+        tokens=[0, 9, 1, 8, 7, 2, 5, 6],
+        parents=[-1, -1, 0, 0, 1, 2, 5, 5],
+        scores=[-0.1, -0.1, -0.2, -0.2, -0.2, -0.3, -0.4, -0.5],
+        sources=[2] * 8,
+    )
+    (after,) = shaped([Guide(rule, V)], [drafted], [20])
+    assert {tuple(path_of(after, i)) for i in range(len(after.tokens))} == {
+        (0,),
+        (0, 1),
+        (0, 1, 2),
+        (0, 1, 2, 5),
+        (0, 1, 2, 6),
+    }
+    assert list(after.sources) == [FORCED] * 3 + [2] * 2
+    assert list(after.scores[:3]) == [0.0] * 3
+
+
 def test_forced_tokens_alone() -> None:
     """Without a drafter a forced run is a chain, no longer than the budget."""
     rule = Rule(lambda path: {len(path) + 1} if len(path) < 7 else set(range(V)))
@@ -222,22 +249,22 @@ def test_forced_tokens_are_free_drafts(llama: Path, gpu: bool, adaptive: bool) -
 @pytest.mark.usefixtures("blank")
 def test_a_step_that_must_be_plain_is(llama: Path) -> None:
     """The policy has to know what plain decoding takes: such a step has no forced tokens either."""
-    eng = engine(llama, method="ngram", adaptive=True)
+    eng = engine(llama, method="ngram", adaptive=True, num_speculative_tokens=2)
     policy = eng._parts.control._policy
     assert policy is not None
-    policy._paying, policy._left = (
-        False,
-        99,
-    )  # drafting does not pay: only forced tokens are verified
+    # Drafting does not pay, so only forced tokens are verified.
+    policy._paying, policy._left, policy._plain_wait = False, 99, 1
     eng.add(grammars.constrained("a", [5, 6], GREEDY, "form"))
-    drafted = 0
+    drafted = plain = 0
     while eng.has_work:
-        must = policy.wants_plain()
-        before = eng.counters.num_draft_tokens
+        guide, before = eng._sequences["a"].guide, eng.counters.num_draft_tokens
+        must = policy.wants_plain() and bool(guide.forced())
         eng.step()
         drafted += eng.counters.num_draft_tokens - before
         assert not must or eng.counters.num_draft_tokens == before
-    assert drafted > 5
+        plain += must
+    assert drafted > 3
+    assert plain > 0
 
 
 class Broken(Rule):

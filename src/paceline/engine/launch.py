@@ -94,9 +94,8 @@ class Launcher:
         else:
             drafted = self._propose(plan, host_rows, torch.empty(0, dtype=torch.int64))
             started = time.perf_counter()
-            if (
-                drafted.read
-            ):  # what the drafter noted when asked lies at no place that a graph knows
+            if drafted.read:
+                # What the drafter noted when it was asked lies at no place that a graph knows.
                 self.graphs.num_eager += 1
                 tensors = None
             else:

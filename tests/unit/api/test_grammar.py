@@ -226,6 +226,25 @@ def test_forced_tokens_spell_what_must_come(tokenizer: Tokenizer, constraints: C
     assert list(constraints.regex("[a-z]+").start().forced()) == []
 
 
+def test_another_spelling_of_a_forced_run(tokenizer: Tokenizer, constraints: Constraints) -> None:
+    """Who spells a forced run byte by byte is not told to go on as if by whole tokens."""
+    built = constraints.choice(["the quick fox", "the quick dog"])
+    ids = ids_of(tokenizer, "the quick fo")
+    state = built.start()
+    for i, token in enumerate(ids):
+        fresh = built.start()
+        assert all(fresh.advance(t) for t in ids[:i])
+        assert list(state.forced()) == list(fresh.forced())
+        assert state.mask() == fresh.mask()
+        assert state.advance(token)
+    for count in (1, 3, 4):  # and back, over states that were forced and some that were not
+        state.rollback(count)
+        del ids[-count:]
+        fresh = built.start()
+        assert all(fresh.advance(t) for t in ids)
+        assert state.mask() == fresh.mask()
+
+
 def test_states_are_independent(constraints: Constraints) -> None:
     """n samples share a constraint; what one takes the others do not see."""
     built = constraints.json_schema(PERSON, whitespace="compact")
