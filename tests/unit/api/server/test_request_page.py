@@ -11,7 +11,8 @@ from paceline.api.server.protocol_completions import CompletionRequest
 from paceline.api.server.protocol_sampling import ALIASES
 from paceline.api.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "serve_requests.md"
+ROOT = Path(__file__).resolve().parents[4]
+PAGE = ROOT / "docs" / "serve_requests.md"
 
 
 @pytest.mark.parametrize(
@@ -30,3 +31,12 @@ def test_every_refusal_and_alias_is_documented() -> None:
     aliases, refused = section.split("Refused with 400")
     assert set(re.findall(r"`([\w.]+)`", aliases)) == set(ALIASES)
     assert set(re.findall(r"`([\w.]+)`", refused)) == set(REFUSED)
+
+
+def test_every_named_test_exists() -> None:
+    """A table of promises names who keeps them."""
+    named = set(re.findall(r"`(test_\w+)`", PAGE.read_text(encoding="utf-8")))
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    found = {name for text in sources for name in re.findall(r"def (test_\w+)\(", text)}
+    assert named
+    assert named <= found
