@@ -22,6 +22,7 @@ from paceline.api.server.connection import limited
 from paceline.api.server.metrics import Metrics
 from paceline.api.server.service import Service
 from paceline.api.server.settings import ServerSettings
+from paceline.api.tokenizer import Tokenizer
 from tests.fake_engine import FakeEngine
 from tests.served import TOKENIZER, Script, ids
 
@@ -108,6 +109,7 @@ def local_server(
     *,
     settings: ServerSettings | None = None,
     max_rows: int | None = None,
+    tokenizer: Tokenizer = TOKENIZER,
     **engine: Any,
 ) -> Iterator[LocalServer]:
     """Serve a fake engine.
@@ -116,12 +118,13 @@ def local_server(
         script: see `FakeEngine`; default: an endless text.
         settings: of the server.
         max_rows: what the server takes the engine's rows to be.
+        tokenizer: the model's.
         engine: more of `FakeEngine`.
     """
     fake = FakeEngine(ids("abcdefghij") if script is None else script, **engine)
     if max_rows is not None:
         fake.config = replace(fake.config, cache=replace(fake.config.cache, max_rows=max_rows))
-    llm = LLM.from_engine(fake, TOKENIZER)
+    llm = LLM.from_engine(fake, tokenizer)
     metrics = Metrics("tiny", num_positions=2, vllm_names=True)
     started: list[LocalServer] = []
     up = threading.Event()

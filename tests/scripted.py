@@ -14,6 +14,7 @@ from paceline.core.request import Request
 from tests.byte_tokenizer import byte_tokenizer
 from tests.fake_engine import EOS, FakeEngine
 
+MAX_LEN = 100_000
 Says = str | Callable[[Request], str]
 
 
@@ -22,44 +23,36 @@ def thinker() -> Tokenizer:
     return byte_tokenizer(plain=["<think>", "</think>"])
 
 
-def scripted_llm(
-    says: Says,
-    tokenizer: Tokenizer,
-    *,
-    width: int = 5,
-    on_step: Callable[[int], None] = lambda _: None,
-) -> LLM:
-    """An LLM that answers with a text.
+def script_of(says: Says, tokenizer: Tokenizer) -> Callable[[Request, int], Sequence[int]]:
+    """What a `FakeEngine` is to answer.
 
     Args:
         says: the answer, or a function of the request that gives it.
         tokenizer: the model's.
-        width: most tokens a step, up to 8.
-        on_step: see `FakeEngine`.
     """
 
     def script(request: Request, _: int) -> Sequence[int]:
         text = says if isinstance(says, str) else says(request)
         return [*tokenizer.encode(text, add_special_tokens=False), EOS]
 
-    engine = FakeEngine(script, width=width, max_len=100_000, on_step=on_step)
-    return LLM.from_engine(engine, tokenizer)
+    return script
 
 
 @contextmanager
 def scripted(
     says: Says, tokenizer: Tokenizer | None = None, *, width: int = 5, **options: Any
 ) -> Iterator[tuple[LLM, Context, ModelPlanner]]:
-    """Such an LLM with its context and its planner.
+    """An LLM that answers with a text, its context and its planner.
 
     Args:
-        says: see `scripted_llm`.
+        says: see `script_of`.
         tokenizer: default: `thinker()`.
-        width: see `scripted_llm`.
+        width: most tokens a step, up to 8.
         options: of the context.
     """
     found = tokenizer or thinker()
-    llm = scripted_llm(says, found, width=width)
+    engine = FakeEngine(script_of(says, found), width=width, max_len=MAX_LEN)
+    llm = LLM.from_engine(engine, found)
     try:
         context = context_of(llm, model_names=["tiny"], created=7, version="1.2", **options)
         yield llm, context, planner_of(found)

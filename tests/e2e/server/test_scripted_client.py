@@ -11,9 +11,10 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
+from paceline.api.server.settings import ServerSettings
 from paceline.core.request import Request
-from tests.listening import listening
-from tests.scripted import scripted_llm, thinker
+from tests.local_server import local_server
+from tests.scripted import MAX_LEN, script_of, thinker
 
 TOKENIZER = thinker()
 CALLS = (
@@ -52,9 +53,14 @@ def url() -> Iterator[str]:
         if SLOW.is_set():
             threading.Event().wait(0.002)
 
-    make = lambda: scripted_llm(says, TOKENIZER, on_step=pause)  # noqa: E731
-    with listening(make, api_key=("one", "two"), max_stored_responses=4) as found:
-        yield f"{found}/v1"
+    settings = ServerSettings(
+        served_model_name=("tiny",), api_key=("one", "two"), max_stored_responses=4
+    )
+    script = script_of(says, TOKENIZER)
+    with local_server(
+        script, settings=settings, tokenizer=TOKENIZER, max_len=MAX_LEN, on_step=pause
+    ) as found:
+        yield f"{found.url}/v1"
 
 
 @pytest.fixture
