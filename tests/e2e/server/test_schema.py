@@ -10,6 +10,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 from paceline.api.server.protocol_chat import ChatRequest
 from paceline.api.server.protocol_completions import CompletionRequest
@@ -23,6 +28,12 @@ OPERATIONS = (
     ("/v1/models/{name}", "GET"),
 )
 EXAMPLES = 25
+CHECKS = [  # answers are what /openapi.json says of them, errors too
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
 FIELDS = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
 OPTIONAL = sorted(FIELDS - {"messages", "prompt"})
 SHORT = {
@@ -69,7 +80,7 @@ def test_no_body_breaks_the_server(api, path, method, mode) -> None:
             few = {"n": min(body["n"], 2)} if body.get("n") else {}
             case.body = body | few | SHORT.get(path, {})
         response = case.call(timeout=60)
-        case.validate_response(response, checks=[not_a_server_error])
+        case.validate_response(response, checks=CHECKS)
         statuses[response.status_code] += 1
 
     ask()
