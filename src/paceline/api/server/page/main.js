@@ -27,6 +27,20 @@ function lookAt(record) {
   if (panel.record !== record) panel.show(record);
 }
 
+function listAnswers() {
+  const options = records.map((record, i) => new Option(`${i + 1}: ${record.drafter}`, i));
+  $("shown").replaceChildren(...(options.length ? options : [new Option("none yet")]));
+  $("shown").disabled = !options.length;
+}
+
+// Nothing came of an answer: it is not there to be looked at.
+function forget(record) {
+  records.splice(records.indexOf(record), 1);
+  listAnswers();
+  panel.show(records[records.length - 1] ?? null);
+  if (panel.record) lookAt(panel.record);
+}
+
 function showError(error) {
   if (!(error instanceof Failure)) console.error(error);
   const what = error instanceof Failure ? error.message : `The page failed: ${error.message}.`;
@@ -84,7 +98,8 @@ async function send(event) {
   } catch (error) {
     showError(error);
     if (turn && !made.some((record) => record.text)) {
-      turn.turn.remove(); // nothing was answered: the message can be sent again
+      turn.remove(); // nothing was answered: the message can be sent again
+      made.forEach(forget);
       $("prompt").value ||= prompt;
     }
   } finally {
@@ -103,8 +118,7 @@ async function answer(turn, drafter, asked, made) {
   const shown = turn.addAnswer(record, titleOf(drafter));
   made.push(record);
   records.push(record);
-  if (records.length === 1) $("shown").replaceChildren();
-  $("shown").append(new Option(`${records.length}: ${drafter}`, records.length - 1));
+  listAnswers();
   $("follow").checked = true;
   $("status").textContent = `Answering (${titleOf(drafter)})…`;
   panel.show(record);
@@ -138,7 +152,6 @@ function setBusy(isBusy) {
   $("send").disabled = isBusy;
   $("stop").disabled = !isBusy;
   $("clear").disabled = isBusy;
-  $("shown").disabled = !records.length;
   if (isBusy && document.activeElement === document.body) $("prompt").focus();
 }
 
@@ -146,8 +159,7 @@ function clear() {
   messages.length = 0;
   records.length = 0;
   transcript.clear();
-  $("shown").replaceChildren(new Option("none yet"));
-  $("shown").disabled = true;
+  listAnswers();
   panel.show(null);
   hideError();
   $("status").textContent = "The conversation was cleared.";
@@ -176,8 +188,11 @@ async function begin() {
       $("other").append(new Option(name, name));
     }
     $("other").value = NONE;
+    for (const id of ["compare", "other"]) $(id).disabled = loaded === NONE;
     const model = info.served_model_name[0] ?? info.model;
-    $("served").textContent = `${model}, ${titleOf(loaded)}; texts of up to ${info.max_model_len} tokens`;
+    const hint = loaded === NONE ? ": start the server with --spec to see speculation" : "";
+    const size = `texts of up to ${info.max_model_len} tokens`;
+    $("served").textContent = `${model}, ${titleOf(loaded)}${hint}; ${size}`;
     document.body.dataset.ready = "true";
   } catch (error) {
     $("served").textContent = "";

@@ -75,7 +75,7 @@ export class Panel {
       name.textContent = i ? `${i + 1} tokens` : "1 token";
       const bar = document.createElement("span");
       bar.className = "bar";
-      bar.style.width = `${(75 * steps) / most}%`;
+      bar.style.width = `${(100 * steps) / most}%`;
       const value = document.createElement("span");
       value.textContent = steps === 1 ? "1 step" : `${steps} steps`;
       row.append(name, bar, value);

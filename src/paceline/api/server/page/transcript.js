@@ -30,7 +30,10 @@ export class Transcript {
     this._place.append(turn);
     this._toEnd(true);
     return {
-      turn,
+      remove: () => {
+        turn.remove();
+        if (!this._place.children.length) this.clear();
+      },
       addAnswer: (record, title) => this._addAnswer(answers, record, title),
       setVerdict: (words) => {
         const wasAtEnd = this._isAtEnd();
@@ -44,9 +47,11 @@ export class Transcript {
     const answer = block("section", "answer");
     const text = block("p", "text");
     const note = block("p", "note");
+    const wasAtEnd = this._isAtEnd();
     answer.append(block("h3", "", title), text, note);
     answers.append(answer);
     answers.classList.toggle("pair", answers.children.length > 1);
+    this._toEnd(wasAtEnd);
     text.addEventListener("click", (event) => {
       const token = event.target.closest(".token");
       if (token) this._onToken(record, Number(token.dataset.step));
