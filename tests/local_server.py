@@ -88,19 +88,19 @@ def post(fields: Mapping[str, Any], path: str = PATH, **headers: str) -> bytes:
 
 def answer_on(connection: socket.socket) -> tuple[int, dict[str, Any]]:
     """Status and JSON of the answer on a plain connection."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += (more := connection.recv(65536))
-        assert more, f"the connection ended within the head: {data!r}"
-    head, _, rest = data.partition(b"\r\n\r\n")
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):  # no byte of what comes after
+        assert (more := connection.recv(1)), f"the connection ended within the head: {head!r}"
+        head += more
     length = next(
         int(line.split(b":")[1])
         for line in head.lower().split(b"\r\n")
         if line.startswith(b"content-length")
     )
+    rest = b""
     while len(rest) < length:
-        rest += connection.recv(65536)
-    return int(head[9:12]), json.loads(rest[:length]) if length else {}
+        rest += connection.recv(length - len(rest))
+    return int(head[9:12]), json.loads(rest) if length else {}
 
 
 @contextmanager

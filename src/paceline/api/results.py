@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from paceline.core.request import RequestStats, VerifiedTree
 
+_MOST_TREES = 256
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
@@ -96,7 +98,10 @@ class Result:
 
 
 def joined(chunks: Sequence[Chunk]) -> Chunk:
-    """One chunk that says what several of one answer say, given in order; at least one."""
+    """One chunk that says what several of one answer say, given in order; at least one.
+
+    Of trees only the newest are kept: they are there to be looked at, not to pile up.
+    """
     first, last = chunks[0], chunks[-1]
     if first is last:
         return first
@@ -112,5 +117,5 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
         logprobs=logprobs,
         finish_reason=last.finish_reason,
         result=last.result,
-        trees=tuple(tree for chunk in chunks for tree in chunk.trees),
+        trees=tuple(tree for chunk in chunks for tree in chunk.trees)[-_MOST_TREES:],
     )

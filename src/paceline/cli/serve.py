@@ -92,7 +92,10 @@ def _run(serving: Serving) -> int:
     settings = serving.settings
     Keys.of(settings)  # mistakes are told before a model is loaded for minutes
     check_parsers(settings.tool_call_parser, settings.reasoning_parser)
+    template = _template(settings)
     listening = life.bound(settings)
+    if settings.port_file is not None:
+        Path(settings.port_file).unlink(missing_ok=True)  # it would name another server's
     clock = StageClock()
     try:
         with waiting(
@@ -104,8 +107,10 @@ def _run(serving: Serving) -> int:
             llm = LLM(
                 config=serving.config,
                 progress=bar,
-                stages=clock if serving.settings.stage_metrics else silent,
+                stages=clock if settings.stage_metrics else silent,
             )
+        if template is not None:
+            llm.tokenizer.chat_templates = {"default": template}
         code = _live(llm, serving, listening, clock)
     finally:
         listening.close()
@@ -123,7 +128,9 @@ def _live(llm: LLM, serving: Serving, listening: Any, clock: Any) -> int:
     from paceline.api.server.metrics import Metrics
     from paceline.api.server.service import Service
 
-    settings = _named(serving, llm)
+    settings = serving.settings
+    if not settings.served_model_name:
+        settings = replace(settings, served_model_name=(serving.config.model,))
     metrics = Metrics(
         settings.served_model_name[0],
         num_positions=llm.spec.max_depth,
@@ -149,22 +156,18 @@ def _live(llm: LLM, serving: Serving, listening: Any, clock: Any) -> int:
         return life.Life(app, service, listening, ready=ready).run()
 
 
-def _named(serving: Serving, llm: LLM) -> ServerSettings:
-    """Settings with a name for the model, and the model with the template that was asked for."""
-    settings = serving.settings
-    if settings.chat_template is not None:
-        try:
-            text = Path(settings.chat_template).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            msg = (
-                f"chat_template {settings.chat_template} cannot be read ({error}); give a file with "
-                "a Jinja template"
-            )
-            raise ConfigError(msg) from error
-        llm.tokenizer.chat_templates = {"default": text}
-    if settings.served_model_name:
-        return settings
-    return replace(settings, served_model_name=(serving.config.model,))
+def _template(settings: ServerSettings) -> str | None:
+    """The chat template that takes the place of the model's own."""
+    if settings.chat_template is None:
+        return None
+    try:
+        return Path(settings.chat_template).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        msg = (
+            f"chat_template {settings.chat_template} cannot be read ({error}); give a file with a "
+            "Jinja template"
+        )
+        raise ConfigError(msg) from error
 
 
 def _difference(llm: LLM, settings: ServerSettings) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, ClassVar
 
 import httptools
@@ -13,6 +14,7 @@ from paceline.api.server.settings import ServerSettings
 from paceline.api.server.sse import ABORT, encoded
 
 _CLOSING = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+_H2C = re.compile(rb"\r\nupgrade:(?=[ \t]*h2c[ \t]*(\r\n|$))", re.IGNORECASE)
 _REASONS = {
     400: b"Bad Request",
     408: b"Request Timeout",
@@ -31,7 +33,7 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._in_head = False
+        self._in_head = self._in_body = False
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._refusal: ApiError | None = None
@@ -57,7 +59,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._head_bytes += len(data)
-        super().data_received(data)
+        super().data_received(data if self._in_body else _without_h2c(data))
         if not self._in_head:
             self._head_bytes = 0
         elif self._head_bytes > self.max_header_bytes:
@@ -72,7 +74,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Its headers are there."""
-        self._in_head = False
+        self._in_head, self._in_body = False, True
         self._forget_timer()
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if len(self.headers) > self.max_headers or size > self.max_header_bytes:
@@ -82,6 +84,11 @@ class Connection(HttpToolsProtocol):
         extensions: dict[str, Any] = {ABORT: self.transport.abort}
         self.scope["extensions"] = extensions
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Its body is there."""
+        self._in_body = False
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be parsed, and close."""
@@ -114,6 +121,14 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def _without_h2c(data: bytes) -> bytes:
+    """A head without the offer of HTTP/2: Java's client makes it, and the parser would drop the body."""
+    if b"h2c" not in data:
+        return data
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _H2C.sub(b"\r\nignored:", head) + end + rest
 
 
 def limited(settings: ServerSettings) -> type[Connection]:

@@ -161,6 +161,7 @@ class Metrics:
             buckets=_STAGE,
             registry=self._registry,
         )
+        self._parts: dict[str, Histogram] = {}
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(**self._labels, finished_reason=reason)
         for reason in ("queue_full", "draining", "engine_stopped"):
@@ -200,7 +201,10 @@ class Metrics:
 
     def observe_stage(self, name: str, seconds: float) -> None:
         """A part of a step took so long; for the engine's thread."""
-        self._stages.labels(**self._labels, stage=name).observe(seconds)
+        part = self._parts.get(name)
+        if part is None:
+            part = self._parts[name] = self._stages.labels(**self._labels, stage=name)
+        part.observe(seconds)
 
     # -- what is read -------------------------------------------------------------------------
 

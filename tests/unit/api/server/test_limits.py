@@ -192,6 +192,15 @@ def test_a_connection_that_says_nothing_is_closed(server: LocalServer) -> None:
         assert kept.recv(10) == b""
 
 
+def test_an_offer_of_another_protocol_is_passed_over(server: LocalServer) -> None:
+    """Java's client offers HTTP/2 with its first request; the request's body must not be lost."""
+    offer = {"connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAE"}
+    with server.raw() as connection:
+        for _ in range(2):
+            connection.sendall(post(body(user="\r\nUpgrade: h2c"), **offer))
+            assert answer_on(connection)[0] == 200
+
+
 @pytest.mark.parametrize("junk", [b"\x00\x01\x02\r\n\r\n", b"HELLO\r\n\r\n", b"GET\r\n\r\n"])
 def test_what_is_no_http_is_told_so(server: LocalServer, junk: bytes) -> None:
     """400 in the same form as every other error."""
@@ -203,8 +212,9 @@ def test_requests_in_a_row_are_answered_in_their_order(server: LocalServer) -> N
     """Sent before the first is answered, on one connection."""
     with server.raw() as connection:
         connection.sendall(post(body(max_tokens=3)) + post(body(max_tokens=2)))
-        told = [answer_on(connection) for _ in range(1)]
-        assert told[0][0] == 200
+        for tokens in (3, 2):
+            status, told = answer_on(connection)
+            assert (status, told["usage"]["completion_tokens"]) == (200, tokens)
 
 
 # -- keys -----------------------------------------------------------------------------------------
