@@ -60,9 +60,9 @@ def server() -> Iterator[str]:
     """A server of the bundled model; its address."""
     with tempfile.TemporaryDirectory() as folder:
         port = Path(folder) / "port"
-        # Drafts in every step: otherwise they depend on how busy this machine is just now.
-        command = [sys.executable, "-m", "paceline", "serve", "--no-adaptive", "--port", "0"]
-        with subprocess.Popen([*command, "--port-file", str(port)]) as process:
+        # Drafts in every step, and few: how many pay depends on how busy this machine is just now.
+        command = [sys.executable, "-m", "paceline", "serve", "--no-adaptive", "--spec-nodes", "8"]
+        with subprocess.Popen([*command, "--port", "0", "--port-file", str(port)]) as process:
             try:
                 deadline = time.monotonic() + START_S
                 while not (port.exists() and port.read_text().strip()):

@@ -7,7 +7,9 @@ from typing import Any
 
 import httpx2
 
+from paceline.api.server.settings import ServerSettings
 from tests.browser import IDLE, LINE, Page, said
+from tests.local_server import local_server
 from tests.relay import Relay
 from tests.server_process import ServerProcess
 
@@ -133,6 +135,42 @@ def test_errors_are_sentences(page: Page) -> None:
     assert page.text(".answer .text")
     # A refusal is the one thing that a browser writes down by itself.
     assert all("status of 400" in line for line in said(page.driver))
+
+
+def test_a_key_that_is_asked_for_is_said_to_be_missing(browser: Any) -> None:
+    """And where it goes; with it the message is answered."""
+    with local_server(settings=ServerSettings(api_key=("open",))) as server:
+        page = Page(browser, server.url)
+        page.ask()
+        assert page.text("#error").startswith("The server wants an API key (401): no API key was")
+        page.put("#key", "open")
+        page.element("#send").click()
+        page.wait(IDLE)
+        assert page.text(".answer .text")
+        assert not page.element("#error").is_displayed()
+    said(browser)
+
+
+def test_a_server_that_takes_nothing_or_fails_is_said_to(browser: Any) -> None:
+    """That it is worth trying again, and when; or that it is not."""
+    with local_server() as server:
+        page = Page(browser, server.url)
+        server.on_events(server.service.stop_admitting)
+        page.ask()
+        assert page.text("#error").startswith("The server takes no request now (503): ")
+        assert re.search(r"Try again in \d+ s\.$", page.text("#error"))
+
+    def fail(step: int) -> None:
+        if step == 3:
+            msg = "the cable is loose"
+            raise OSError(msg)
+
+    with local_server(on_step=fail) as server:
+        page = Page(browser, server.url)
+        page.ask()
+        assert page.text("#error").startswith("The answer ended early: ")
+        assert page.text(".answer .text"), "what had come stays"
+    said(browser)
 
 
 def test_a_server_that_is_gone_is_said_to_be(browser: Any, server: ServerProcess) -> None:

@@ -60,7 +60,7 @@ export class Panel {
   _drawFigures(record) {
     const count = record?.tokens.length ?? 0;
     const drafted = record ? count - (record.countBySource.get("target") ?? 0) : 0;
-    $("rate-name").textContent = record?.isWhole ? "Tokens per second in all" : "Tokens per second now";
+    $("rate-name").textContent = record?.isWhole ? "Tokens per second" : "Tokens per second now";
     $("rate").textContent = rateShown(record);
     $("accept-length").textContent = record?.acceptLength?.toFixed(2) ?? "–";
     $("num-steps").textContent = record ? record.steps.length : "–";
