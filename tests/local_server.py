@@ -90,7 +90,8 @@ def answer_on(connection: socket.socket) -> tuple[int, dict[str, Any]]:
     """Status and JSON of the answer on a plain connection."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):  # no byte of what comes after
-        assert (more := connection.recv(1)), f"the connection ended within the head: {head!r}"
+        more = connection.recv(1)
+        assert more, f"the connection ended within the head: {head!r}"
         head += more
     length = next(
         int(line.split(b":")[1])

@@ -126,7 +126,7 @@ class Answers:
         """
         answers = cls(loop, completions, relay)
         seeds = answers._submitted.__enter__()
-        answers._open = True
+        answers._open = bool(completions)
         try:
             await asyncio.wrap_future(seeds)
         except BaseException:
@@ -140,9 +140,10 @@ class Answers:
             self._submitted.abort()
 
     def close(self) -> None:
-        """End what is unfinished. Repeatable."""
+        """End what is unfinished; nothing more comes. Repeatable."""
         if self._open:
             self._open = False
+            self._ready.clear()
             self._submitted.__exit__()
 
     def __del__(self) -> None:
@@ -158,7 +159,7 @@ class Answers:
             PacelineError: the engine has stopped, or an answer's text could not be made.
         """
         if not self._ready:
-            if not self._left or not self._open:
+            if not self._open:
                 raise StopAsyncIteration
             self._ready.extend(await self._inbox.take())
         chunk = self._ready.popleft()

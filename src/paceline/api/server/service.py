@@ -70,7 +70,7 @@ class Stream:
         self.job = job
         self._service = service
         self._answers: Answers | None = None
-        self._open = False
+        self._open = self._aborted = False
         self._began = 0.0
         self._last: dict[tuple[int, int], float] = {}
 
@@ -99,6 +99,8 @@ class Stream:
             except BaseException:
                 self.close()
                 raise
+            if self._aborted:
+                self._answers.abort()
         return self
 
     def __aiter__(self) -> Self:
@@ -138,6 +140,7 @@ class Stream:
 
     def abort(self) -> None:
         """Let the answers end as they are; their last chunks still come."""
+        self._aborted = True
         if self._answers is not None:
             self._answers.abort()
 
