@@ -39,7 +39,7 @@ def says(request: Request) -> str:
     """Calls where functions were told of and none has answered; else what the prompt was."""
     prompt = TOKENIZER.decode(list(request.prompt_ids), skip_special_tokens=False)
     if "endless" in prompt:
-        return "and on " * 10_000
+        return "and on " * 2_000
     if "<tools>" in prompt and "<tool_response>" not in prompt:
         return CALLS
     for mark, shown in (("<|im_end|>", "|"), ("tool_call>", "call>")):  # to be read, not acted on
