@@ -91,9 +91,10 @@ class Held(asyncio.Protocol):
 
 
 def post(body: Mapping[str, Any]) -> bytes:
-    """A request for a completion as it goes over the wire."""
+    """A request for an answer as it goes over the wire."""
     text = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    path = "chat/completions" if "messages" in body else "completions"
+    head = f"POST /v1/{path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(text)}\r\n\r\n".encode() + text
 
 

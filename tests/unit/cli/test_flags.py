@@ -30,7 +30,7 @@ def test_every_config_field_is_a_flag() -> None:
     assert {f.name for f in fields(Settings)} <= set(inspect.signature(bench).parameters)
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "bench", "demo", "doctor"])
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "bench", "demo", "doctor"])
 def test_help_names_every_drafter_with_examples(run, command: str) -> None:
     """A registry line is in the help by itself; the examples are values that the options take."""
     ran = run(command, "--help")
