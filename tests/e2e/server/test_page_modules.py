@@ -102,3 +102,44 @@ def test_a_tree_is_drawn_with_its_branches(page: Page) -> None:
                 or abs(node["y"] - other["y"]) > node_height
             )
             assert apart or node is other
+
+
+def test_steps_and_speed_are_known_without_trees(page: Page) -> None:
+    """A step ends with the model's own token, so sources alone tell how long steps are."""
+    script = """
+        const done = arguments[arguments.length - 1];
+        import("./page/record.js").then(({ Record }) => {
+          const record = new Record("dflash", 1);
+          const rates = [record.rate(0)];
+          arguments[0].forEach((sources, i) => {
+            const tokens = sources.map(() => "x");
+            const told = { sources, tokens, token_ids: tokens.map(() => 7) };
+            const delta = { content: tokens.join("") };
+            record.take({ delta, paceline: told, finish_reason: i === 3 ? "length" : null }, 1000 * i);
+            rates.push(record.rate(1000 * i));
+          });
+          done([rates, record.histogram, record.acceptLength, record.steps, record.text,
+            record.tokens.map((token) => token.step)]);
+        });
+    """
+    # The prompt's pass; a step; two that came together; one that was cut.
+    told = [
+        ["target"],
+        ["dflash", "dflash", "target"],
+        ["dflash", "target", "target"],
+        ["dflash", "dflash"],
+    ]
+    found = page.driver.execute_async_script(script, told)
+    rates, histogram, accept_length, steps, text, places = found
+    assert histogram == [0, 1, 2, 1]
+    assert accept_length == 8 / 4
+    assert [(step["start"], step["count"], step["tree"]) for step in steps] == [
+        (1, 3, None),
+        (4, 2, None),
+        (6, 1, None),
+        (7, 2, None),
+    ]
+    assert text == "x" * 9
+    assert places == [-1, 0, 0, 0, 1, 1, 2, 3, 3]
+    # Nothing, one arrival, then what came after the first of the last two seconds.
+    assert rates == [None, None, 3.0, 3.0, 2.5]

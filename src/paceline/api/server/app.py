@@ -73,7 +73,8 @@ def create_app(service: Service, *, metrics: Metrics) -> FastAPI:
         exception_handlers=_handlers(),
     )
     app.include_router(routes_state.router(service, metrics))
-    app.include_router(page.router())
+    if not settings.disable_page:
+        app.include_router(page.router())
     context = _context(service)
     planner = planner_of(
         service.llm.tokenizer,

@@ -176,6 +176,7 @@ class ServerSettings:
     disable_fastapi_docs: bool = field(
         default=False, metadata=_doc(METRICS, "no /docs and no /openapi.json")
     )
+    disable_page: bool = field(default=False, metadata=_doc(METRICS, "no page at /"))
 
     def __post_init__(self) -> None:
         """Refuse what cannot be served."""

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 import paceline.api.server
+from paceline.api.server.settings import ServerSettings
 from tests.local_server import local_server
 
 FOLDER = Path(paceline.api.server.__file__).parent / "page"
@@ -51,6 +52,15 @@ def test_nothing_else_is_served(http: httpx2.Client, name: str) -> None:
     answer = http.get(f"/page/{name}")
     assert answer.status_code == 404
     assert "message" in answer.json()["error"]
+
+
+def test_a_server_may_have_no_page() -> None:
+    """One that strangers can reach need not invite them."""
+    with (
+        local_server(settings=ServerSettings(disable_page=True)) as server,
+        server.client() as client,
+    ):
+        assert {client.get(path).status_code for path in ("/", "/page/main.js")} == {404}
 
 
 def test_the_policy_lets_nothing_in_and_nothing_out(http: httpx2.Client) -> None:

@@ -103,8 +103,8 @@ async function send(event) {
       $("prompt").value ||= prompt;
     }
   } finally {
-    const text = made[0]?.text;
-    if (text) messages.push({ role: "assistant", content: text });
+    const reply = made[0]?.reply;
+    if (reply) messages.push({ role: "assistant", content: reply });
     else if (turn) messages.pop(); // an unanswered message would be answered with the next one
     running = null;
     setBusy(false);
@@ -127,7 +127,7 @@ async function answer(turn, drafter, asked, made) {
     ...sampling,
     messages,
     stream: true,
-    speculative: { method: drafter },
+    speculative: drafter ? { method: drafter } : undefined, // unknown: what the server has
     paceline: { sources: true, tree: true },
   };
   const ticking = setInterval(() => panel.record === record && panel.refresh(), TICK_MS);
@@ -145,14 +145,18 @@ async function answer(turn, drafter, asked, made) {
   }
 }
 
-const titleOf = (drafter) => (drafter === NONE ? "without a drafter" : `with ${drafter}`);
+function titleOf(drafter) {
+  return drafter === NONE ? "without a drafter" : `with ${drafter || "the server's drafter"}`;
+}
 
 function setBusy(isBusy) {
+  const [pressed, next] = isBusy ? ["send", "stop"] : ["stop", "send"];
+  const hadFocus = document.activeElement === $(pressed);
   $("transcript").setAttribute("aria-busy", isBusy);
   $("send").disabled = isBusy;
   $("stop").disabled = !isBusy;
   $("clear").disabled = isBusy;
-  if (isBusy && document.activeElement === document.body) $("prompt").focus();
+  if (hadFocus) $(next).focus(); // a button that is disabled would lose it
 }
 
 function clear() {
@@ -168,7 +172,6 @@ function clear() {
 
 function stop() {
   running?.abort();
-  $("prompt").focus();
 }
 
 async function begin() {

@@ -12,7 +12,8 @@ export class Record {
     this.seed = seed;
     this.tokens = []; // { id, piece, source, step, text }; step -1: it came with the prompt's pass
     this.steps = []; // { start, count, tree }; tree null: the server does not know it
-    this.text = "";
+    this.text = ""; // all of it, reasoning too
+    this.reply = ""; // what the conversation goes on with
     this.reason = null; // why the answer ended, as the server says
     this.timings = null; // the server's own figures, with the end
     this.isWhole = false;
@@ -28,13 +29,14 @@ export class Record {
       this._token(told.token_ids[i], piece, told.sources[i]),
     );
     for (const tree of told.trees ?? []) {
-      const step = this.steps.find((one) => one.start === tree.start);
+      const step = this.steps.findLast((one) => one.start === tree.start);
       if (step) step.tree = tree;
     }
     if (fresh.length) this._arrivals.push({ at: now, count: fresh.length });
     const delta = choice.delta ?? {};
     const text = (delta.reasoning_content ?? "") + (delta.content ?? "");
     this.text += text;
+    this.reply += delta.content ?? "";
     if (choice.finish_reason) this.reason = choice.finish_reason;
     return this._placing.take(text, fresh, Boolean(choice.finish_reason));
   }
