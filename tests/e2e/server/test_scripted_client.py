@@ -269,7 +269,7 @@ def test_a_response_in_the_making_can_be_seen_and_called_off(client: OpenAI, oth
     assert last.response.status == "cancelled"  # type: ignore[union-attr]
     kept = client.responses.retrieve(made)
     assert kept.status == "cancelled"
-    assert kept.output_text.startswith("and on and")
+    assert kept.output_text.startswith("and")
     with pytest.raises(openai.BadRequestError):
         client.responses.cancel(made)
 
