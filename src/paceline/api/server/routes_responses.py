@@ -99,8 +99,9 @@ class Responses:
         self._running[owner, running.call.id] = running
 
     def ended(self, owner: str, running: Running) -> None:
-        """Keep what came of a response."""
-        self._running.pop((owner, running.call.id), None)
+        """Keep what came of a response; once, however often it is told."""
+        if self._running.pop((owner, running.call.id), None) is None:
+            return
         response = running.events.response
         if response is not None and running.call.is_stored:
             self.store.put(owner, response, running.call.inputs)
