@@ -98,7 +98,9 @@ class EngineLoop(Generic[E]):
         self._prepare = prepare
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._sinks: dict[str, Sink] = {}
-        self._door = threading.Lock()  # guards `_stopped` against commands being put
+        # Guards `_stopped` against commands being put; may be entered again, by what a garbage
+        # collection within it lets go.
+        self._door = threading.RLock()
         self._stopped: EngineStoppedError | None = None
         self._closing = False
         self._step_began: float | None = None  # monotonic seconds; None: no step is running

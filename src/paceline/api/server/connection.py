@@ -90,6 +90,13 @@ class Connection(HttpToolsProtocol):
         self._in_body = False
         super().on_message_complete()
 
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing more was asked for; whoever has not even taken the last answer will not."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            super().timeout_keep_alive_handler()
+
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be parsed, and close."""
         self._refuse(self._refusal or ApiError(400, f"{msg} Send HTTP/1.1."))

@@ -102,6 +102,9 @@ class EventStream(Response):
             for task in (work, watch):
                 task.cancel()
             results = await asyncio.gather(work, watch, return_exceptions=True)
+            close = getattr(self._events, "aclose", None)
+            if close is not None:
+                await close()
         if results[1] is _Slow:
             log.warning(
                 "a client took nothing of its stream for %.0f s and was given up",
@@ -116,19 +119,14 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         await self._send(send, None)
         try:
-            try:
-                async for event in self._events:
-                    await self._send(send, _framed(event))
-            except Exception as error:
-                if not isinstance(error, PacelineError | ApiError):
-                    log.exception("a stream failed")
-                told = api_error(error).body
-                event = told if self._error_event is None else (self._error_event, told)
+            async for event in self._events:
                 await self._send(send, _framed(event))
-        finally:
-            close = getattr(self._events, "aclose", None)
-            if close is not None:
-                await close()
+        except Exception as error:
+            if not isinstance(error, PacelineError | ApiError):
+                log.exception("a stream failed")
+            told = api_error(error).body
+            event = told if self._error_event is None else (self._error_event, told)
+            await self._send(send, _framed(event))
         last = b"" if self._end is None else _framed(self._end)
         await self._send(send, last, more=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 
 import pytest
@@ -344,3 +345,22 @@ def test_a_server_for_no_more_connections_says_so() -> None:
         with server.raw() as three:
             three.sendall(ask)
             assert answer_on(three)[0] == 200
+
+
+def test_an_answer_that_nobody_takes_is_let_go() -> None:
+    """A whole answer waits in memory for its reader, but not for ever."""
+    settings = ServerSettings(timeout_keep_alive=0.5)
+    with local_server(settings=settings, max_len=10**5) as server, socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", server.port))
+        fields = body(prompt=["a"] * 8, n=4, max_tokens=800, logprobs=5)
+        slow.sendall(post(fields))
+        assert slow.recv(15) == b"HTTP/1.1 200 OK"
+        time.sleep(1.0)
+        slow.settimeout(20)
+        size, head = 0, b""
+        while data := slow.recv(1 << 20):
+            size += len(data)
+            head = (head + data)[:1000]
+        length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        assert size < length  # the rest was not kept
