@@ -7,13 +7,14 @@ import re
 from typing import Any, ClassVar
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from paceline.api.server.errors import ApiError
 from paceline.api.server.settings import ServerSettings
 from paceline.api.server.sse import ABORT, encoded
 
 _CLOSING = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+_MOST_AHEAD = 64  # requests that wait for the answer to an earlier one of their connection
 _H2C = re.compile(rb"\r\nupgrade:(?=[ \t]*h2c[ \t]*(\r\n|$))", re.IGNORECASE)
 _REASONS = {
     400: b"Bad Request",
@@ -37,6 +38,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._refusal: ApiError | None = None
+        self._answering: RequestResponseCycle | None = None  # `cycle` is the last that came
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has come; one that says nothing goes like one that has nothing more to say."""
@@ -52,6 +54,10 @@ class Connection(HttpToolsProtocol):
         """The client has gone."""
         self._forget_timer()
         self._unset_keepalive_if_required()
+        if self._answering is not None and not self._answering.response_complete:
+            # The parent tells only the last request, which may wait for this one.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -79,16 +85,26 @@ class Connection(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if len(self.headers) > self.max_headers or size > self.max_header_bytes:
             self._refusal = self._too_long()
+        if len(self.pipeline) >= _MOST_AHEAD:
+            msg = f"{_MOST_AHEAD} requests may wait for an answer; send the next one after it"
+            self._refusal = ApiError(400, msg)
         if self._refusal is not None:
             raise httptools.HttpParserError  # ends parsing; `send_400_response` answers
         extensions: dict[str, Any] = {ABORT: self.transport.abort}
         self.scope["extensions"] = extensions
         super().on_headers_complete()
+        if not self.pipeline:
+            self._answering = self.cycle
 
     def on_message_complete(self) -> None:
         """Its body is there."""
         self._in_body = False
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The next request's turn."""
+        self._answering = self.pipeline[-1][0] if self.pipeline else None
+        super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
         """Nothing more was asked for; whoever has not even taken the last answer will not."""
@@ -103,13 +119,20 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         self._forget_timer()
-        if self.cycle is None or self.cycle.response_complete:  # else an answer is under way
+        if self._may_answer():
             body = encoded(error.body)
             status = b"HTTP/1.1 %d %s\r\n" % (error.status, _REASONS[error.status])
             if error.status == 503:
                 status += b"retry-after: 1\r\n"
             self.transport.write(status + _CLOSING % len(body) + body)
         self.transport.close()
+
+    def _may_answer(self) -> bool:
+        """Whether what is said now is taken for the answer to what was read last."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return True
+        return self._in_body and cycle is self._answering and not cycle.response_started
 
     def _too_long(self) -> ApiError:
         msg = (
