@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
-from paceline.api.grammar_state import MatcherGrammar
+from paceline.api.grammar_state import MatcherGrammar, Matchers
 from paceline.api.grammar_text import (
     MAX_CHOICES,
     ConstraintError,
@@ -34,7 +34,6 @@ from paceline.core.errors import ConfigError
 from paceline.core.request import Grammar
 
 if TYPE_CHECKING:
-    import llguidance
     from llguidance._lib import JsonCompileOptions
 
     from paceline.api.tokenizer import Tokenizer
@@ -198,27 +197,29 @@ class Constraints:
     ) -> Constraint:
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+        def make() -> LLMatcher:
+            return LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+
+        matcher = make()
         if not matcher.is_error():
             matcher.compute_bitmask()  # whoever asks for too much is told now
         if matcher.is_error():
             raise ConstraintError(refused(kind, matcher.get_error(), schema))
-        return _Compiled(matcher, self.eos_token_ids, self._tokenizer.vocab_size)
+        matchers = Matchers(make, matcher)
+        return _Compiled(matchers, self.eos_token_ids, self._tokenizer.vocab_size)
 
 
 class _Compiled:
-    """A `Constraint`: a matcher in its first state, which is never moved."""
+    """A `Constraint`."""
 
-    def __init__(
-        self, matcher: llguidance.LLMatcher, eos_token_ids: Sequence[int], vocab_size: int
-    ) -> None:
-        self._matcher = matcher
+    def __init__(self, matchers: Matchers, eos_token_ids: Sequence[int], vocab_size: int) -> None:
+        self._matchers = matchers
         self._eos = frozenset(eos_token_ids)
         self._vocab_size = vocab_size
 
     def start(self, *, ignore_eos: bool = False) -> Grammar:
         """See `Constraint`."""
-        return MatcherGrammar(self._matcher, self._eos, self._vocab_size, ignore_eos=ignore_eos)
+        return MatcherGrammar(self._matchers, self._eos, self._vocab_size, ignore_eos=ignore_eos)
 
 
 class _Words:

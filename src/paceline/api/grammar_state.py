@@ -5,8 +5,10 @@ allowed where the matcher may end, and after one nothing but another may follow.
 such an id only sometimes: not once it has stopped by itself.)
 
 Drafts lead it along paths that the answer never takes, so the state after a `rollback` must be that of
-the tokens that are left, whatever was tried. A matcher that fails at one of its limits stays failed, so
-a fresh one takes the same tokens again: a path that was merely tried costs the answer nothing.
+the tokens that are left, whatever was tried. A matcher that fails at one of its limits stays failed, and
+copies of a matcher, its company, fill one table of lexer states together; so after a failure matchers that
+know nothing yet take the same tokens again, and neither what was merely tried nor an earlier answer costs
+this one anything.
 
 Where the text's next bytes are known the matcher allows one token only, its tokenizer's; so a known run of
 tokens answers for all its places, and long ones are computed once, not once a token.
@@ -16,8 +18,9 @@ Not here: what is compiled (grammar.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from paceline.core.errors import PacelineError
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     import llguidance
 
 
+T = TypeVar("T")
 _MOST_FORCED = 256  # that anybody is told of at a time
 
 
@@ -32,11 +36,40 @@ class GrammarFailedError(PacelineError):
     """A grammar that was compiled cannot be followed here, mostly because it became too complex."""
 
 
+class Matchers:
+    """Matchers of one grammar in their first state, for any number of answers and threads.
+
+    Args:
+        make: compiles one.
+        first: what it made before.
+    """
+
+    def __init__(
+        self, make: Callable[[], llguidance.LLMatcher], first: llguidance.LLMatcher
+    ) -> None:
+        self._make = make
+        self._first = first  # copied, never moved
+        self.age = 0  # how many were before it
+        self._lock = threading.Lock()
+
+    def copied(self) -> tuple[llguidance.LLMatcher, int]:
+        """A matcher, and how many were full before those that it shares its lexer with."""
+        with self._lock:
+            return self._first.deep_copy(), self.age
+
+    def renewed(self, age: int) -> tuple[llguidance.LLMatcher, int]:
+        """As `copied`, after one of this age has failed: not of its company."""
+        with self._lock:
+            if age == self.age:
+                self._first, self.age = self._make(), age + 1
+            return self._first.deep_copy(), self.age
+
+
 class MatcherGrammar:
     """See the module.
 
     Args:
-        first: a matcher in its first state; it is copied, never moved.
+        matchers: where one comes from.
         eos_token_ids: ids that end a text, within the matcher's vocabulary.
         vocab_size: the matcher's.
         ignore_eos: end only where nothing else is allowed.
@@ -44,16 +77,16 @@ class MatcherGrammar:
 
     def __init__(
         self,
-        first: llguidance.LLMatcher,
+        matchers: Matchers,
         eos_token_ids: frozenset[int],
         vocab_size: int,
         *,
         ignore_eos: bool = False,
     ) -> None:
-        self._first = first
+        self._matchers = matchers
         self._eos = eos_token_ids
         self._ignore_eos = ignore_eos
-        self._matcher = first.deep_copy()
+        self._matcher, self._age = matchers.copied()
         self._tokens: list[int] = []  # taken so far, ends included
         self._num_bytes = 4 * -(-vocab_size // 32)
         self._only_ends = _bits(eos_token_ids, self._num_bytes)
@@ -73,10 +106,8 @@ class MatcherGrammar:
         forced = self.forced()
         if forced:
             return _bits(frozenset(forced[:1]), self._num_bytes)
-        mask = self._computed()
-        if self._matcher.is_error():  # perhaps of what was tried before
-            self._renew()
-            mask = self._computed()
+        # The matcher appends a word where the vocabulary fills the last one.
+        mask = self._asked(lambda matcher: matcher.compute_bitmask())[: self._num_bytes]
         if self._matcher.is_error():
             error = self._matcher.get_error().strip()
             self._renew()
@@ -86,11 +117,11 @@ class MatcherGrammar:
     def advance(self, token_id: int) -> bool:
         """See `Grammar`."""
         if token_id in self._eos:
-            taken = bool(self.mask()[token_id >> 3] >> (token_id & 7) & 1)
+            taken = self._may_end(token_id)
         elif self._ended:
             taken = False
         else:
-            taken = self._matcher.try_consume_tokens([token_id]) == 1
+            taken = self._asked(lambda matcher: matcher.try_consume_tokens([token_id])) == 1
             if self._matcher.is_error():
                 self._renew()
         if taken:
@@ -117,7 +148,7 @@ class MatcherGrammar:
         if self._ended:
             return ()
         if not 0 <= self._run_start <= len(self._tokens) < self._run_start + max(1, len(self._run)):
-            self._run = self._matcher.compute_ff_tokens()
+            self._run = self._asked(lambda matcher: matcher.compute_ff_tokens())
             self._run_start = len(self._tokens)
         return self._known_run()
 
@@ -128,18 +159,36 @@ class MatcherGrammar:
         done = len(self._tokens) - self._run_start
         return list(self._run[done : done + _MOST_FORCED])
 
+    def _may_end(self, token_id: int) -> bool:
+        try:
+            return bool(self.mask()[token_id >> 3] >> (token_id & 7) & 1)
+        except GrammarFailedError:  # allows nothing here
+            return False
+
     @property
     def _ended(self) -> bool:
         return bool(self._tokens) and self._tokens[-1] in self._eos
 
     def _renew(self) -> None:
-        """A fresh matcher in the state of the tokens taken so far."""
-        self._matcher = self._first.deep_copy()
+        """Another matcher in the state of the tokens taken so far."""
+        self._matcher, self._age = self._matchers.renewed(self._age)
         self._matcher.consume_tokens([t for t in self._tokens if t not in self._eos])
 
-    def _computed(self) -> bytes:
-        """The matcher's mask; it appends a word where the vocabulary fills the last one."""
-        return self._matcher.compute_bitmask()[: self._num_bytes]
+    def _asked(self, question: Callable[[llguidance.LLMatcher], T]) -> T:
+        """The matcher's answer.
+
+        One that fails may have been full, and so may be a newer one, which others use; the second that is
+        asked in its place was made for this. Only the first of a company is told that it is full; the
+        others would refuse what they should allow, so they leave as soon as one has.
+        """
+        if self._age != self._matchers.age:
+            self._renew()
+        answer = question(self._matcher)
+        for _ in range(2):
+            if self._matcher.is_error():
+                self._renew()
+                answer = question(self._matcher)
+        return answer
 
     def _without_ends(self, mask: bytes) -> bytes:
         others = int.from_bytes(mask, "little") & ~int.from_bytes(self._only_ends, "little")

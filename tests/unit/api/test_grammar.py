@@ -4,12 +4,10 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
-from paceline.api.grammar import Constraint, ConstraintError, Constraints
-from paceline.api.grammar_state import GrammarFailedError, MatcherGrammar
+from paceline.api.grammar import ConstraintError, Constraints
 from paceline.api.tokenizer import Tokenizer
 from paceline.core.request import Grammar
 from tests import grammars, tiny_tokenizers
@@ -312,71 +310,3 @@ def test_schemas_are_read_as_text_too(constraints: Constraints) -> None:
     assert one.mask() == other.mask()
     constraints.json_schema(True)
     assert "type" in PERSON, "a caller's schema is not changed"
-
-
-class Failing:
-    """A matcher that fails on purpose, as one does that reaches its limits."""
-
-    def __init__(self, matcher: Any, bad: int, *, for_good: bool) -> None:
-        self.matcher, self.bad, self.for_good = matcher, bad, for_good
-        self.failed = False
-        self.tokens: list[int] = []
-
-    def deep_copy(self) -> Any:
-        copied = self.matcher.deep_copy()
-        return Failing(copied, self.bad, for_good=True) if self.for_good else copied
-
-    def is_error(self) -> bool:
-        return self.failed
-
-    def get_error(self) -> str:
-        return "ParserTooComplex"
-
-    def compute_bitmask(self) -> bytes:
-        self.failed |= self.bad in self.tokens
-        return bytes(self.matcher.compute_bitmask())
-
-    def try_consume_tokens(self, tokens: list[int]) -> int:
-        count = 0 if self.failed else self.matcher.try_consume_tokens(tokens)
-        self.tokens += tokens[:count]
-        return int(count)
-
-    def consume_tokens(self, tokens: list[int]) -> bool:
-        self.tokens += tokens
-        return bool(self.matcher.consume_tokens(tokens))
-
-    def rollback(self, count: int) -> bool:
-        del self.tokens[len(self.tokens) - count :]
-        return not self.failed and bool(self.matcher.rollback(count))
-
-    def compute_ff_tokens(self) -> list[int]:
-        return []
-
-
-def started(built: Constraint, bad: int, *, for_good: bool) -> MatcherGrammar:
-    """A state whose matcher fails after the token `bad`; `for_good`: fresh ones do so as well."""
-    first = Failing(built._matcher, bad, for_good=for_good)
-    state = MatcherGrammar(first, built._eos, built._vocab_size)
-    state._matcher = Failing(built._matcher.deep_copy(), bad, for_good=for_good)
-    return state
-
-
-def test_a_matcher_that_fails_off_the_path_costs_nothing(
-    constraints: Constraints, tokenizer: Tokenizer
-) -> None:
-    """A limit that was reached where a draft led is forgotten with the draft."""
-    a, b = ids_of(tokenizer, "ab")
-    built = constraints.regex("a[ab]+")
-    for for_good in (False, True):
-        state, fresh = started(built, b, for_good=for_good), built.start()
-        assert state.advance(a)
-        assert fresh.advance(a)
-        assert state.advance(b)
-        if for_good:
-            with pytest.raises(GrammarFailedError, match="ParserTooComplex"):
-                state.mask()
-        else:
-            state.mask()
-        state.rollback(1)
-        assert state.mask() == fresh.mask()
-        assert state.advance(a)
