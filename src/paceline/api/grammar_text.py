@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 
 from paceline.core.errors import RequestError
@@ -22,6 +23,7 @@ MAX_CHOICES = 10_000
 MAX_REASON = 600  # characters of a message
 MAX_RULES = 1_000  # llguidance follows rules that name rules by recursion
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_LARGEST = int(sys.float_info.max)
 _EXACT = 1 << 53  # below it every whole number is a float of its own
 
 
@@ -53,15 +55,26 @@ def read_schema(schema: object) -> Mapping[str, object]:
         msg = f"the JSON schema is {short(schema)}; an object or true is possible; pass an object"
         raise ConstraintError(msg)
     try:
-        text = json.dumps(schema, allow_nan=False)
+        text = json.dumps(schema, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         msg = f"the JSON schema cannot be written as JSON: {error}; pass JSON values only"
         raise ConstraintError(msg) from error
     check_size("JSON schema", text)
     check_rules("JSON schema", "references ($ref)", text.count('ref"'))
     # JSON has one kind of number: maxItems may be 2.0, which llguidance would not take.
-    read: Mapping[str, object] = json.loads(text, parse_float=_number)
+    read: Mapping[str, object] = json.loads(text, parse_float=_number, parse_int=_whole)
     return read
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if abs(value) > _LARGEST:
+        msg = (
+            f"the JSON schema has a number of {len(text)} digits; numbers up to 1.8e308 are possible; "
+            "write a smaller one"
+        )
+        raise ConstraintError(msg)
+    return value
 
 
 def _number(text: str) -> int | float:
@@ -70,13 +83,16 @@ def _number(text: str) -> int | float:
 
 
 def check_size(kind: str, text: object) -> None:
-    """Refuse what is no text, or too long a one.
+    """Refuse what is no text of Unicode, or too long a one.
 
     Raises:
         ConstraintError: with the most that is possible.
     """
     if not isinstance(text, str):
         msg = f"the {kind} is {short(text)}; a string is possible; pass one"
+        raise ConstraintError(msg)
+    if any("\ud800" <= character <= "\udfff" for character in set(text)):
+        msg = f"the {kind} has unpaired surrogates, which no answer holds; clean it first"
         raise ConstraintError(msg)
     texts = [m.end() - m.start() - 2 for m in _TEXT.finditer(text)]
     for what, size, most in (

@@ -136,3 +136,31 @@ def test_all_of_unicode_comes_back(http: httpx2.Client, text: str) -> None:
     ids = http.post("/tokenize", json={"prompt": text}).json()["tokens"]
     assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"] == text
     assert http.post(CHAT, json=message(text)).is_success
+
+
+HALF = "\\ud800"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        f'"structured_outputs": {{"regex": "{HALF}"}}',
+        f'"structured_outputs": {{"choice": ["a", "{HALF}"]}}',
+        f'"structured_outputs": {{"grammar": "start: \\"{HALF}\\""}}',
+        f'"structured_outputs": {{"json": {{"const": "{HALF}"}}}}',
+        f'"structured_outputs": {{"json": {{"required": ["{HALF}"]}}}}',
+        f'"structured_outputs": {{"json": "{{\\"const\\": \\"\\{HALF}\\"}}"}}',
+        f'"structured_outputs": {{"json": {{"{HALF}": 1}}}}',
+        '"structured_outputs": {"json": {"minimum": 1' + "0" * 309 + "}}",
+        (
+            '"tools": [{"type": "function", "function": {"name": "f", "parameters": '
+            f'{{"type": "object", "description": "{HALF}"}}}}}}], "tool_choice": "required"'
+        ),
+        f'"response_format": {{"type": "json_schema", "json_schema": {{"schema": {{"enum": ["{HALF}"]}}}}}}',
+    ],
+)
+def test_constraints_that_no_text_fits(http: httpx2.Client, fields: str) -> None:
+    """What an answer could never hold, or its grammar not read, is refused and not tried."""
+    found = http.post(CHAT, content=raw(fields).encode(), headers=JSON)
+    assert found.status_code == 400, found.text
+    assert found.json()["error"]["param"]
