@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from paceline.api.completion import Completion
 from paceline.api.grammar import ConstraintError, Constraints
 from paceline.api.grammar_state import GrammarFailedError
 from paceline.api.grammar_text import MAX_TEXT
 from paceline.core.errors import ConfigError, RequestError
+from paceline.core.request import SamplingParams
 from tests import grammars, tiny_tokenizers
 
 
@@ -122,3 +124,15 @@ def test_a_model_without_an_end() -> None:
     """Where no token ends a text no answer could be complete."""
     with pytest.raises(ConstraintError, match="end-of-text"):
         Constraints(grammars.tokenizer(), grammars.VOCABULARY, ())
+
+
+def test_an_answer_ends_with_its_grammar() -> None:
+    """`ignore_eos` is the grammar's to keep: an id that it allows at its end must end the answer."""
+    params = SamplingParams(ignore_eos=True, stop_token_ids=(7,))
+    state = grammars.constraint("form").start(ignore_eos=True)
+    for grammar, stops in ((state, {2, 7}), (None, {7})):
+        made = Completion(
+            "1", [5], params, grammars.tokenizer(), eos_token_ids=frozenset({2}), grammar=grammar
+        )
+        assert made.request.stop_ids == stops
+        assert made.request.grammar is grammar
