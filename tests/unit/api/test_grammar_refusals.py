@@ -62,7 +62,7 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "too long a regex": ("regex", "a" * (MAX_TEXT + 1), "the regex has 16385 characters"),
     "too long a text": (
         "json_schema",
-        {"const": "é" * 3000},
+        {"const": "é" * 18_000},
         "a text in the JSON schema has 18000",
     ),
     "too long a choice": ("choice", ["a", "b" * 20_000], "a text in the choice has 20000"),
