@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 START_S = 240.0
 ANSWER_S = 120.0
 MOST_BYTES = 200_000
-PROMPT = "What is the difference between weather and climate?"
+PROMPT = "Write a Python function that adds two numbers, and one that multiplies them."
 IDLE = "return document.body.dataset.ready === 'true' && !document.getElementById('send').disabled"
 # A step that shows what there is to see: a long accepted path and rejected branches.
 BEST_STEP = """
@@ -60,8 +60,7 @@ def server() -> Iterator[str]:
     """A server of the bundled model; its address."""
     with tempfile.TemporaryDirectory() as folder:
         port = Path(folder) / "port"
-        # Drafts in every step, and few: how many pay depends on how busy this machine is just now.
-        command = [sys.executable, "-m", "paceline", "serve", "--no-adaptive", "--spec-nodes", "8"]
+        command = [sys.executable, "-m", "paceline", "serve"]
         with subprocess.Popen([*command, "--port", "0", "--port-file", str(port)]) as process:
             try:
                 deadline = time.monotonic() + START_S

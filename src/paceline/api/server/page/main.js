@@ -7,7 +7,7 @@ import { Record } from "./record.js";
 import { Transcript } from "./transcript.js";
 
 const NONE = "none";
-const TICK_MS = 250;
+const TICK_MS = 100; // drawing costs time, and often the model computes on the same machine
 const $ = (id) => document.getElementById(id);
 
 const messages = []; // the conversation, as the server gets it
@@ -130,17 +130,22 @@ async function answer(turn, drafter, asked, made) {
     speculative: drafter ? { method: drafter } : undefined, // unknown: what the server has
     paceline: { sources: true, tree: true },
   };
-  const ticking = setInterval(() => panel.record === record && panel.refresh(), TICK_MS);
+  const fresh = [];
+  const draw = () => {
+    shown.addTokens(fresh.splice(0));
+    if (panel.record === record) panel.draw();
+  };
+  const ticking = setInterval(draw, TICK_MS);
   try {
     record.isWhole = await streamAnswer(body, $("key").value, running.signal, (chunk) => {
       record.timings = chunk.timings ?? record.timings;
       const choice = chunk.choices[0];
-      if (choice) shown.addTokens(record.take(choice, performance.now()));
-      if (panel.record === record) panel.refresh();
+      if (choice) fresh.push(...record.take(choice, performance.now()));
     });
   } finally {
     clearInterval(ticking);
-    shown.addTokens(record.end());
+    fresh.push(...record.end());
+    draw();
     shown.setNote(summary(record));
   }
 }

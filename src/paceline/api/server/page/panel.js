@@ -1,5 +1,5 @@
 // Panel: what speculation did for one answer: its figures, the tree of a step with a scrubber over all
-// steps, the histogram. Shows a record that may still grow; draws at most once a frame.
+// steps, the histogram. Shows a record that may still grow.
 
 import { showLegend } from "./sources.js";
 import { drawTree, inWords } from "./treeview.js";
@@ -39,7 +39,7 @@ export class Panel {
     this.refresh();
   }
 
-  // The record has grown.
+  // What is looked at has changed. A record that grows is drawn by whoever lets it grow, `draw`.
   refresh() {
     this._frame ||= requestAnimationFrame(() => this.draw());
   }
