@@ -200,9 +200,16 @@ class Constraints:
         def make() -> LLMatcher:
             return LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
 
-        matcher = make()
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # whoever asks for too much is told now
+        try:
+            matcher = make()
+            if not matcher.is_error():
+                matcher.compute_bitmask()  # whoever asks for too much is told now
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of a library in Rust is no Exception
+            raise ConstraintError(
+                refused(kind, f"llguidance broke down: {error}", schema)
+            ) from error
         if matcher.is_error():
             raise ConstraintError(refused(kind, matcher.get_error(), schema))
         matchers = Matchers(make, matcher)

@@ -181,13 +181,19 @@ class MatcherGrammar:
         asked in its place was made for this. Only the first of a company is told that it is full; the
         others would refuse what they should allow, so they leave as soon as one has.
         """
-        if self._age != self._matchers.age:
-            self._renew()
-        answer = question(self._matcher)
-        for _ in range(2):
-            if self._matcher.is_error():
+        try:
+            if self._age != self._matchers.age:
                 self._renew()
-                answer = question(self._matcher)
+            answer = question(self._matcher)
+            for _ in range(2):
+                if self._matcher.is_error():
+                    self._renew()
+                    answer = question(self._matcher)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic of a library in Rust is no Exception
+            msg = f"llguidance broke down: {error}"
+            raise GrammarFailedError(msg) from error
         return answer
 
     def _without_ends(self, mask: bytes) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.api.grammar import Constraint, Constraints
+from paceline.api.grammar import Constraint, ConstraintError, Constraints
 from paceline.api.grammar_state import GrammarFailedError, MatcherGrammar, Matchers
 from paceline.api.tokenizer import Tokenizer
 from tests import tiny_tokenizers
@@ -96,6 +96,33 @@ def test_a_matcher_that_fails_off_the_path_costs_nothing(
         state.rollback(1)
         assert state.mask() == fresh.mask()
         assert state.advance(a)
+
+
+class PanicError(BaseException):
+    """As a library in Rust ends where it is broken: no Exception."""
+
+
+def test_a_panic_is_one_answers_failure(
+    monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
+) -> None:
+    """Whatever breaks down in there must not end the engine's thread."""
+
+    class Panic:
+        grammar_from_lark = str
+
+        def __init__(self, *_: object, **__: object) -> None:
+            raise PanicError
+
+    def panic(self: Failing) -> bytes:
+        raise PanicError
+
+    state = started(Constraints(tokenizer, SIZE).regex("a[ab]+"), 0, for_good=True)
+    monkeypatch.setattr(Failing, "compute_bitmask", panic)
+    with pytest.raises(GrammarFailedError, match="broke down"):
+        state.mask()
+    monkeypatch.setattr("llguidance.LLMatcher", Panic)
+    with pytest.raises(ConstraintError, match="broke down"):
+        Constraints(tokenizer, SIZE).lark('start: "a"')
 
 
 def test_many_answers_of_one_constraint(
