@@ -73,32 +73,25 @@ class Engine:
 
     def first_tokens(self, salt: str) -> list[float]:
         """Seconds to the only token of short requests, beside streams that run."""
-        box, found = self._submit(self._ids, LONG, salt), []
+        box, found, ended = self._submit(self._ids, LONG, salt), [], 0
         time.sleep(PROBE_AFTER_S)
-        while not _ended(box):
+        while not ended:
             start = time.perf_counter()
             probe = self._submit(self._ids[:1], 1, f"{salt}-{len(found)}")
             end, _ = probe.get()
-            if not _ended(box):
+            while not box.empty():
+                ended += _is_last(box.get()[1])
+            if not ended:
                 found.append(end - start)
             time.sleep(PROBE_EVERY_S)
-        left = STREAMS - 1
-        while left:
-            left -= _is_last(box.get()[1])
+        while ended < STREAMS:
+            ended += _is_last(box.get()[1])
         return found
 
 
 def _is_last(out: StepOutput) -> bool:
     assert isinstance(out, StepOutput), out
     return out.finish_reason is not None
-
-
-def _ended(box: SimpleQueue[Any]) -> bool:
-    """Whether a stream has ended; takes what came."""
-    while not box.empty():
-        if _is_last(box.get()[1]):
-            return True
-    return False
 
 
 def over_http(clients: Clients, port: int, tokens: int, salt: str) -> tuple[float, Any]:
