@@ -130,9 +130,11 @@ def test_an_idle_server_ends_at_once(start) -> None:
 
 
 def test_a_second_signal_ends_at_once(start) -> None:
-    """Who asks twice does not want to wait."""
+    """Who asks twice does not want to wait; clients are told, and nothing has failed."""
     server = start(drain_timeout=60)
     stream = server.begun()
+    unfinished = socket.create_connection(("127.0.0.1", server.port), END_S)
+    unfinished.sendall(post(body())[:-5])
     server.process.send_signal(signal.SIGTERM)
     time.sleep(0.4)
     assert server.process.poll() is None
@@ -141,7 +143,11 @@ def test_a_second_signal_ends_at_once(start) -> None:
     code, said = server.ended()
     assert code == 0, said
     assert time.monotonic() - began < 8
-    stream.close()
+    assert "Traceback" not in said
+    told = rest(stream)
+    assert b"the server ended this answer" in told
+    assert b"[DONE]" in told
+    assert rest(unfinished) == b""
 
 
 @pytest.mark.slow

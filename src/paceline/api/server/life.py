@@ -2,7 +2,8 @@
 
     running    requests are taken
     draining   after the first SIGTERM or SIGINT: the socket is closed, what runs may end by itself
-    ending     after the time for that, or a second signal: what still runs is ended
+    ending     after the time for that, or a second signal: what still runs is ended, and told so; a third
+               signal does not wait for that
 
 A process that was asked to end exits with 0; one whose engine loop has died with 1, soon after.
 Not for: an app inside another program, which has its own signals (app.py).
@@ -31,7 +32,7 @@ from paceline.core.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2  # how often the engine loop is looked at
-_LAST_WORDS_S = 1.0  # for answers to those whose engine has died
+_LAST_WORDS_S = 1.0  # for answers to those whose engine has died, or whose answers were ended
 _GRACE_S = 3.0  # for connections to close once their answers have ended
 _BACKLOG = 2048
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -104,6 +105,17 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started and not self.should_exit:
             self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End; where that cannot wait, clients are left before tasks are cancelled, which would fail."""
+        await super().shutdown(sockets)
+        if not self.force_exit:
+            return
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=_LAST_WORDS_S)
+        await self.lifespan.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -198,7 +210,12 @@ class Life:
         else:
             log.info("%s again: ending at once", name)
             self._service.abort_all()
-            self._server.force_exit = self._server.should_exit = True
+            self._server.should_exit = True
+            wait = _LAST_WORDS_S if self._num_signals == 2 else 0
+            asyncio.get_running_loop().call_later(wait, self._force)
+
+    def _force(self) -> None:
+        self._server.force_exit = True
 
     async def _drain(self) -> None:
         if not await self._service.drain(self._settings.drain_timeout):
