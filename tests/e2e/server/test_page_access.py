@@ -61,6 +61,17 @@ def test_a_narrow_screen_scrolls_one_way_only(page: Page) -> None:
     resize(page.driver, 320, 640)
     page.element("#compare").click()
     page.ask("x" * 200)
+    script = """
+        const done = arguments[arguments.length - 1];
+        const nodes = [...Array(30).keys()];
+        const tree = { tokens: nodes.map(() => "a long token"), parents: nodes.map((i) => i - 1),
+          sources: nodes.map(() => "ddtree"), scores: nodes.map(() => 0), path: [0], emitted: ["b"] };
+        import("./page/treeview.js").then(({ drawTree }) => {
+          drawTree(document.getElementById("tree"), tree);
+          done(document.querySelector("#tree svg").clientWidth);
+        });
+    """
+    assert page.driver.execute_async_script(script) > 3000, "a tree is wider, and scrolls by itself"
     wide = page.run(
         "const most = document.documentElement.clientWidth;"
         "return [...document.querySelectorAll('body *')].filter(e => !e.closest('#tree') &&"
