@@ -203,6 +203,9 @@ def _bias(given: Mapping[str, float], vocab_size: int) -> dict[int, float]:
         if not -100 <= value <= 100:
             msg = f"logit_bias: {value!r} of token {key} is not in -100 ... 100"
             raise bad(msg, "logit_bias")
+        if int(key) in found:
+            msg = f"logit_bias: {quoted(key)} is token {int(key)}, which is there already; give it once"
+            raise bad(msg, "logit_bias")
         found[int(key)] = value
     check_ids("logit_bias", found, vocab_size)
     return found
@@ -216,6 +219,9 @@ def _banned(words: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
     """
     banned: dict[int, None] = {}
     for word in words:
+        if not word:
+            msg = "bad_words has an empty string; words of one token can be banned; leave it out"
+            raise bad(msg, "bad_words")
         try:
             bare = tokenizer.encode(word, add_special_tokens=False)
             spaced = tokenizer.encode(f" {word.lstrip()}", add_special_tokens=False)

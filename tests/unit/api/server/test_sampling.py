@@ -68,6 +68,7 @@ def test_nothing_said_means_the_defaults() -> None:
         ("logit_bias", {"-1": 1}, None),
         ("logit_bias", {"1.0": 1}, None),
         ("logit_bias", {"٣": 1}, None),
+        ("logit_bias", {"7": 1, "007": 2}, None),
         ("logit_bias", {"5": 101}, None),
         ("bad_words", ["the cat"], None),
         ("bad_words", [""], None),
