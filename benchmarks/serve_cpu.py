@@ -22,6 +22,7 @@ from cpu_steps import Row, row
 from serve_local import Clients, Local, process, resident
 
 from paceline.api.llm import LLM
+from paceline.api.server.life import quick_turns
 from paceline.bench.machine import machine, source, versions
 from paceline.core.garbage import only_new_garbage
 from paceline.core.request import Request, SamplingParams, StepOutput
@@ -241,8 +242,12 @@ def main() -> None:
     clients = Clients()
     try:
         for spec in args.spec if "speed" in wanted else ():
-            # A row more than streams, so that a probe needs not wait for one.
-            with LLM(spec=spec, max_rows=STREAMS + 4, seed=0) as llm, only_new_garbage():
+            # Rows for probes beside those of the streams; the rest is as `paceline serve` has it.
+            with (
+                LLM(spec=spec, max_rows=STREAMS + 4, seed=0) as llm,
+                only_new_garbage(),
+                quick_turns(),
+            ):
                 rows += [throughput(llm, spec, clients), first_token(llm, spec, clients)]
         with tempfile.TemporaryDirectory() as folder:
             if "memory" in wanted:

@@ -231,3 +231,11 @@ def test_a_thousand_idle_connections_take_little(start) -> None:
             one.close()
         wait_for(lambda: client.get("/load").json()["server_load"] == 0)
     assert grown < 150, f"{grown:.0f} MB"
+
+
+def test_threads_take_turns_quickly_while_a_server_runs() -> None:
+    """A setting of the whole process: made for the server's time alone."""
+    before = sys.getswitchinterval()
+    with life.quick_turns():
+        assert sys.getswitchinterval() < before
+    assert sys.getswitchinterval() == before
