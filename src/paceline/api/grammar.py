@@ -138,7 +138,11 @@ class Constraints:
         from llguidance import LLMatcher
 
         read = read_schema(schema)
-        source = LLMatcher.grammar_from_json_schema(dict(read), overrides=_LAYOUTS[whitespace])
+        text = json.dumps(read)  # not the object: whole numbers may have more than 64 bits
+        try:
+            source = LLMatcher.grammar_from_json_schema(text, overrides=_LAYOUTS[whitespace])
+        except ValueError as error:
+            raise ConstraintError(refused("JSON schema", str(error), read)) from error
         return self._compiled("JSON schema", source, read)
 
     def json_object(self, *, whitespace: Whitespace = "flexible") -> Constraint:

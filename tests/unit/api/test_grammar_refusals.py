@@ -95,6 +95,12 @@ def test_what_is_refused_names_the_place(constraints: Constraints, case: str) ->
     assert len(str(caught.value)) < 1_000
 
 
+def test_numbers_of_any_size(constraints: Constraints) -> None:
+    """A number may have more bits than a machine word."""
+    for value in (2**63, 2**64, -(2**70), 10**300, 1e308, -0.0, 2.0):
+        constraints.json_schema({"const": value})
+
+
 @pytest.mark.parametrize(
     "pattern",
     ["x{100000}", r"(\p{L}{1,900}\p{N}{1,900}){900}x", "(.{1,5000}a){50}", "(a|b|ab)*c" * 99],
