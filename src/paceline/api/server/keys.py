@@ -28,7 +28,9 @@ class Keys:
     """The keys that are good; none: everybody is let in."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = tuple(dict.fromkeys(_digest(key.encode()) for key in keys))
+        # On a command line a key may be any bytes; those that are no UTF-8 stand as surrogates.
+        data = [key.encode("utf-8", "surrogateescape") for key in keys]
+        self._digests = tuple(dict.fromkeys(map(_digest, data)))
 
     @classmethod
     def of(cls, settings: ServerSettings) -> Keys:

@@ -322,6 +322,14 @@ def test_without_keys_or_salts_caches_are_shared(server: LocalServer) -> None:
     assert scopes[2]
 
 
+def test_a_key_may_be_any_bytes() -> None:
+    """Keys are compared as bytes; a command line gives those that are no UTF-8 as surrogates."""
+    keys = Keys(["ключ", b"latin\xe9".decode("utf-8", "surrogateescape")])
+    assert keys.owner("Bearer ключ".encode())
+    assert keys.owner(b"Bearer latin\xe9")
+    assert not keys.owner("Bearer latin\u00e9".encode())
+
+
 def test_a_key_file_must_hold_keys(tmp_path) -> None:
     """An empty file would leave a server open that was meant to be closed."""
     empty = tmp_path / "keys"
