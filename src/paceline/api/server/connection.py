@@ -65,13 +65,26 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._head_bytes += len(data)
+        idle = self.timeout_keep_alive_task
         super().data_received(data if self._in_body else _without_h2c(data))
+        self._stay_idle(idle)
         if not self._in_head:
             self._head_bytes = 0
         elif self._head_bytes > self.max_header_bytes:
             self._refuse(self._too_long())
         elif self._head_timer is None:
             self._head_timer = self.loop.call_later(self.seconds, self._too_slow)
+
+    def _stay_idle(self, timer: asyncio.TimerHandle | None) -> None:
+        """Data that begins no request, or belongs to one that was answered, leaves the timer running."""
+        is_idle = not self._in_head and (self.cycle is None or self.cycle.response_complete)
+        if not is_idle or self.timeout_keep_alive_task is not None or self.transport.is_closing():
+            return
+        now = self.loop.time()
+        end = now + self.timeout_keep_alive if timer is None else timer.when()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            max(0.0, end - now), self.timeout_keep_alive_handler
+        )
 
     def on_message_begin(self) -> None:
         """A request begins."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 
 import pytest
 
+from paceline.api.server.settings import ServerSettings
 from tests.local_server import (
     ENDLESS,
     PATH,
@@ -25,6 +27,12 @@ CHUNKED = (
 ).encode()
 
 
+SETTINGS = ServerSettings(
+    served_model_name=("tiny",), timeout_keep_alive=0.5, body_timeout=0.5, api_key=("key",)
+)
+BEARER = {"authorization": "Bearer key"}
+
+
 @pytest.fixture(scope="module")
 def server():
     with local_server(max_len=10**6, on_step=lambda _: time.sleep(0.002)) as found:
@@ -39,6 +47,13 @@ def still_well(server: LocalServer, caplog: pytest.LogCaptureFixture):
             assert client.post(PATH, json=body()).status_code == 200
         server.settle()
     assert caplog.record_tuples == []
+
+
+def drip(connection: socket.socket, data: bytes) -> None:
+    """Send little, again and again, for five seconds at most."""
+    for _ in range(80):
+        connection.sendall(data)
+        time.sleep(0.06)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -66,6 +81,24 @@ def test_a_body_that_cannot_be_parsed_is_told_so(server: LocalServer, chunk: byt
         status, told = answer_on(connection)
         assert (status, told["error"]["type"]) == (400, "invalid_request_error")
         assert connection.recv(10) == b""
+
+
+@pytest.mark.parametrize(
+    "first,status",
+    [
+        (b"\r\n", None),
+        (post(body(user="x" * 200))[:-100], 401),
+        (post(body(user="x" * 200), **BEARER)[:-100], 408),
+    ],
+)
+def test_a_connection_that_only_drips_is_closed(first: bytes, status: int | None) -> None:
+    """What leads to no request, or belongs to one that was answered, keeps no connection open."""
+    with local_server(settings=SETTINGS) as server, server.raw() as connection:
+        connection.sendall(first)
+        if status is not None:
+            assert answer_on(connection)[0] == status
+        with pytest.raises(OSError, match=r"reset|pipe"):
+            drip(connection, first[-1:])
 
 
 def test_junk_after_a_request_is_not_its_answer(server: LocalServer) -> None:
