@@ -32,16 +32,21 @@ ABORT = (
 )
 
 _COMMENT = b": keep-alive\n\n"
+# Ends of lines to Unicode, and to clients that split a stream as Python does; not to JSON or to SSE.
+_LINE_ENDS = tuple((c, f"\\u{ord(c):04x}") for c in "\x85\u2028\u2029")
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 def encoded(value: object) -> bytes:
-    """JSON as UTF-8; half characters, which UTF-8 cannot hold, become escapes.
+    """JSON as UTF-8, in one line; half characters, which UTF-8 cannot hold, become escapes.
 
     Raises:
         ValueError: NaN or an infinity, which JSON does not have.
     """
-    return _json(value).encode("utf-8", "backslashreplace")
+    text = _json(value)
+    for end, escape in _LINE_ENDS:
+        text = text.replace(end, escape)
+    return text.encode("utf-8", "backslashreplace")
 
 
 class JsonAnswer(Response):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import time
@@ -9,6 +10,7 @@ import time
 import pytest
 
 from paceline.api.server.settings import ServerSettings
+from paceline.api.server.sse import encoded
 from tests.local_server import (
     ENDLESS,
     PATH,
@@ -47,6 +49,14 @@ def still_well(server: LocalServer, caplog: pytest.LogCaptureFixture):
             assert client.post(PATH, json=body()).status_code == 200
         server.settle()
     assert caplog.record_tuples == []
+
+
+def test_an_event_is_one_line_to_everybody() -> None:
+    """Clients that split as Python does lose no event that holds a line end of Unicode."""
+    text = "a\x0b\x1c\x85\u2028\u2029é🙂\r\n"
+    data = encoded({"text": text})
+    assert len(data.decode().splitlines()) == 1
+    assert json.loads(data) == {"text": text}
 
 
 def drip(connection: socket.socket, data: bytes) -> None:
