@@ -7,6 +7,7 @@ Exit codes: 0 good; 1 a failure, or a check that did not hold; 2 what was asked 
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import logging
 import shlex
@@ -170,15 +171,25 @@ def _advice(error: CycloptsError) -> str:
     return f"{reason} Try '{command} --help'."
 
 
+_SERVER = "paceline.api.server"
+
+
 class _Formatter(logging.Formatter):
-    """One line a record; tracebacks only where somebody debugs."""
+    """One line a record; tracebacks where somebody debugs, and of a server's own failures.
+
+    Nobody can ask a server again what went wrong; its clients are told that the log says more.
+    """
 
     def __init__(self, *, tracebacks: bool) -> None:
         super().__init__("paceline: %(levelname)s: %(message)s")
         self._tracebacks = tracebacks
 
-    def formatException(self, ei: object) -> str:  # noqa: N802 (logging's name)
-        return super().formatException(ei) if self._tracebacks else ""  # type: ignore[arg-type]
+    def format(self, record: logging.LogRecord) -> str:
+        """A record as it is written."""
+        if not self._tracebacks and not record.name.startswith(_SERVER):
+            record = copy.copy(record)
+            record.exc_info = record.exc_text = None
+        return super().format(record)
 
 
 @contextlib.contextmanager

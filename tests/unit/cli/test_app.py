@@ -70,21 +70,32 @@ def test_an_internal_error_says_how_to_report_it(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_tracebacks_of_the_log_stay_out_of_sight(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What modules log with a traceback is one line for users."""
-
+def fail_telling(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing() -> object:
         try:
             1 / 0  # noqa: B018
         except ZeroDivisionError:
-            logging.getLogger("paceline.somewhere").exception("a part failed")
+            logging.getLogger(name).exception("a part failed")
         raise EngineStoppedError("stopped")
 
     monkeypatch.setattr(app, "build_app", failing)
     main([])
+
+
+def test_tracebacks_of_the_log_stay_out_of_sight(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What modules log with a traceback is one line for users."""
+    fail_telling("paceline.somewhere", monkeypatch)
     assert capsys.readouterr().err == "paceline: ERROR: a part failed\npaceline: stopped\n"
+
+
+def test_failures_of_a_server_are_told_with_tracebacks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its clients are told that the log says more."""
+    fail_telling("paceline.api.server.app", monkeypatch)
+    assert "ZeroDivisionError: division by zero" in capsys.readouterr().err
 
 
 def test_logging_is_left_as_it_was(run) -> None:
