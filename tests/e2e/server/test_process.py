@@ -174,7 +174,7 @@ def test_an_engine_that_dies_ends_the_process(start) -> None:
     assert b"the machine is on fire" in told
     code, said = server.ended()
     assert code == 1, said
-    assert "the server ends" in said
+    assert "RuntimeError: the machine is on fire" in said.partition("the server ends")[2]
 
 
 def test_a_unix_socket_is_served_and_removed(start, tmp_path: Path) -> None:

@@ -235,7 +235,8 @@ class Life:
         if self._server.should_exit:
             return
         self._failed = True
-        log.critical("the server ends: %s", self._service.llm.stopped)
+        stopped = self._service.llm.stopped
+        log.critical("the server ends: %s", stopped, exc_info=stopped)
         self._service.stop_admitting()
         await asyncio.sleep(_LAST_WORDS_S)
         self._server.should_exit = True
