@@ -19,6 +19,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
+import numpy as np
+
 from paceline.api.grammar_state import MatcherGrammar, Matchers
 from paceline.api.grammar_text import (
     MAX_CHOICES,
@@ -54,6 +56,7 @@ _START_FUEL, _STEP_FUEL = 1_000_000, 200_000  # of the lexer: some 20 ms, and 14
 _STEP_ITEMS = 50_000  # of the parser, for a mask
 _LEXER_STATES = 50_000  # 1 to 2 kB each
 _GRAMMAR_SIZE = 200_000  # symbols
+_LONG, _TRIED = 4096, 4  # characters from which on that many first tokens are tried
 _MARK = "\x02"  # before a text whose tokens are wanted as they are within a longer one
 
 
@@ -217,7 +220,24 @@ class Constraints:
         if matcher.is_error():
             raise ConstraintError(refused(kind, matcher.get_error(), schema))
         matchers = Matchers(make, matcher)
-        return _Compiled(matchers, self.eos_token_ids, self._tokenizer.vocab_size)
+        compiled = _Compiled(matchers, self.eos_token_ids, self._tokenizer.vocab_size)
+        if len(source) > _LONG:
+            self._take_first(kind, compiled)
+        return compiled
+
+    def _take_first(self, kind: str, constraint: Constraint) -> None:
+        """Refuse what cannot be followed: its mask allows a token which its limits then refuse."""
+        grammar = constraint.start()
+        bits = np.unpackbits(np.frombuffer(bytearray(grammar.mask()), np.uint8), bitorder="little")
+        ids = [i for i in bits.nonzero()[0].tolist() if i not in self.eos_token_ids]
+        for token_id in ids[:_TRIED]:
+            if not grammar.advance(token_id):
+                msg = (
+                    f"the {kind} has so many alternatives in one place that it cannot be followed (some 400 "
+                    "optional properties of an object are possible); require properties, or name fewer"
+                )
+                raise ConstraintError(msg)
+            grammar.rollback(1)
 
 
 class _Compiled:

@@ -34,6 +34,11 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "format": ("json_schema", {"type": "string", "format": "iri"}, "iri"),
     "nothing fits": ("json_schema", {"type": "integer", "minimum": 4, "maximum": 3}, "minimum"),
     "false": ("json_schema", False, "false, which nothing fits"),
+    "too many ways to go on": (
+        "json_schema",
+        {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(700)}},
+        "so many alternatives",
+    ),
     "no values": ("json_schema", {"enum": []}, "enum is empty"),
     "in another schema": (
         "json_schema",
