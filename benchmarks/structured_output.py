@@ -24,11 +24,11 @@ from pathlib import Path
 
 import torch
 
-from paceline.api.grammar import Constraint, Constraints
+from paceline.api.grammar import Constraints
 from paceline.api.options import engine_config
 from paceline.api.tokenizer import Tokenizer
 from paceline.bench.machine import machine, source, versions
-from paceline.core.request import Grammar, Request, SamplingParams
+from paceline.core.request import Constraint, Grammar, Request, SamplingParams
 from paceline.engine.engine import Engine
 from paceline.models import LoadedModel
 from paceline.models.source import resolve

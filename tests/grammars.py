@@ -9,10 +9,10 @@ import functools
 import re
 from collections.abc import Sequence
 
-from paceline.api.grammar import Constraint, Constraints
+from paceline.api.grammar import Constraints
 from paceline.api.tokenizer import Tokenizer
 from paceline.api.tokenizer_files import TokenizerParts
-from paceline.core.request import Request, SamplingParams
+from paceline.core.request import Constraint, Request, SamplingParams
 from tests import tiny
 from tests.engine.harness import request
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from paceline.api.grammar import Constraint, ConstraintError, Constraints
+from paceline.api.grammar import ConstraintError, Constraints
 from paceline.api.tokenizer import Tokenizer
-from paceline.core.request import FinishReason, Request, SamplingParams
+from paceline.core.request import Constraint, FinishReason, Request, SamplingParams
 from tests import tiny, tiny_tokenizers
 from tests.engine.as_on_gpu import as_on_gpu
 from tests.engine.harness import Outcome, engine, run

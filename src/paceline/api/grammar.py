@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -33,14 +33,14 @@ from paceline.api.grammar_text import (
     short,
 )
 from paceline.core.errors import ConfigError
-from paceline.core.request import Grammar
+from paceline.core.request import Constraint, Grammar
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
     from paceline.api.tokenizer import Tokenizer
 
-__all__ = ["Constraint", "ConstraintError", "Constraints", "Whitespace"]
+__all__ = ["ConstraintError", "Constraints", "Whitespace"]
 
 Whitespace = Literal["flexible", "spaced", "compact"]
 
@@ -58,18 +58,6 @@ _LEXER_STATES = 50_000  # 1 to 2 kB each
 _GRAMMAR_SIZE = 200_000  # symbols
 _LONG, _TRIED = 4096, 4  # characters from which on that many first tokens are tried
 _MARK = "\x02"  # before a text whose tokens are wanted as they are within a longer one
-
-
-class Constraint(Protocol):
-    """What an answer must look like; shared by any number of requests and threads."""
-
-    def start(self, *, ignore_eos: bool = False) -> Grammar:
-        """A grammar in its first state, for one request.
-
-        Args:
-            ignore_eos: the text ends only where the constraint leaves nothing else.
-        """
-        ...
 
 
 class Constraints:

@@ -41,10 +41,10 @@ from paceline.core.stages import Stages, silent
 
 if TYPE_CHECKING:
     from paceline.api.chat_template import Message
-    from paceline.api.server.job import Constraint
     from paceline.api.tokenizer import Tokenizer
     from paceline.core.config import EngineConfig, ModelConfig
     from paceline.core.errors import EngineStoppedError
+    from paceline.core.request import Constraint
     from paceline.draft.base import DrafterSpec
     from paceline.engine.fitness import Probes
 

@@ -109,6 +109,18 @@ class Grammar(Protocol):
         ...
 
 
+class Constraint(Protocol):
+    """What an answer must look like; shared by any number of requests and threads."""
+
+    def start(self, *, ignore_eos: bool = False) -> Grammar:
+        """A grammar in its first state, for one sample of one prompt.
+
+        Args:
+            ignore_eos: the text ends only where the constraint leaves nothing else.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One sequence to be continued.

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from paceline.api.grammar import Constraint, ConstraintError, Constraints
+from paceline.api.grammar import ConstraintError, Constraints
 from paceline.api.grammar_state import GrammarFailedError, MatcherGrammar, Matchers
 from paceline.api.tokenizer import Tokenizer
+from paceline.core.request import Constraint
 from tests import tiny_tokenizers
 
 SIZE = 416

@@ -29,9 +29,9 @@ from paceline.core.errors import RequestError
 
 if TYPE_CHECKING:
     from paceline.api.server.context import Compiler
-    from paceline.api.server.job import Constraint
     from paceline.api.server.protocol_sampling import SamplingFields
     from paceline.api.server.tool_parsers.dialects import Dialect
+    from paceline.core.request import Constraint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.api.server.accounting import figures_of, tokens_used, usage_of
+from paceline.api.server.accounting import figures_of, usage_of
 from paceline.api.server.conversation import prompt_of
+from paceline.api.server.envelope import Envelope
 from paceline.api.server.errors import api_error, bad
 from paceline.api.server.head import Head, check_result, head_of
 from paceline.api.server.job import Job
@@ -142,8 +143,9 @@ class ChatStream:
         self._names = call.names
         self._parsers: dict[int, Parser] = {}
         self._has_calls: set[int] = set()
-        self._results: list[Result] = []
-        self._generated = 0
+        self._envelope = Envelope(
+            CHUNK, head=call.head, body=call.body, job=call.job, context=call.context
+        )
 
     def take(self, chunk: Chunk) -> list[dict[str, Any]]:
         """The wire's chunks for one chunk of the engine.
@@ -152,7 +154,7 @@ class ChatStream:
             ApiError: the engine ended the answer before its time.
         """
         index, found = chunk.sample_index, []
-        self._generated += len(chunk.token_ids)
+        self._envelope.saw(chunk)
         if index not in self._parsers:
             self._parsers[index] = self._call.plan.parser(self._call.prompt)
             found.append(self._first(index))
@@ -160,7 +162,6 @@ class ChatStream:
         pieces = parser.feed(chunk.text)
         if chunk.result is not None:
             check_result(chunk.result)
-            self._results.append(chunk.result)
             pieces += parser.finish()
         return [*found, *self._added(chunk, pieces)]
 
@@ -168,10 +169,7 @@ class ChatStream:
         """What follows the last answer."""
         if not self._call.body.wants_usage:
             return []
-        context = self._call.context
-        usage = _usage(self._call, self._results)
-        head = self._call.head.fields(CHUNK)
-        return [head | {"choices": [], "usage": usage} | figures_of(self._results, context)]
+        return [self._envelope.end(_usage(self._call, self._envelope.results))]
 
     def _added(self, chunk: Chunk, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         body, result = self._call.body, chunk.result
@@ -194,25 +192,14 @@ class ChatStream:
             return []  # the text of these tokens is not certain yet
         if result is not None:
             choice |= _reason(result, has_calls=chunk.sample_index in self._has_calls)
-        return [self._chunk(choice, last=result is not None)]
+        return [self._envelope.chunk(choice, last=result is not None)]
 
     def _first(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        found = self._chunk(choice, last=False)
+        found = self._envelope.chunk(choice, last=False)
         if self._call.body.return_token_ids:
             found["prompt_token_ids"] = list(self._call.job.prompts[0])
-        return found
-
-    def _chunk(self, choice: dict[str, Any], *, last: bool) -> dict[str, Any]:
-        body, call = self._call.body, self._call
-        found = call.head.fields(CHUNK) | {"choices": [choice]}
-        if body.wants_running_usage:
-            found["usage"] = tokens_used(len(call.job.prompts[0]), self._generated)
-        elif body.wants_usage:
-            found["usage"] = None
-        if last and not body.wants_usage and len(self._results) == call.job.num_answers:
-            found |= figures_of(self._results, call.context)
         return found
 
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.api.server.accounting import figures_of, tokens_used, usage_of
+from paceline.api.server.accounting import figures_of, usage_of
+from paceline.api.server.envelope import Envelope
 from paceline.api.server.errors import bad, quoted
 from paceline.api.server.head import Head, check_result, head_of
 from paceline.api.server.job import Job
@@ -143,8 +144,9 @@ class CompletionStream:
         self._call = call
         self._names = call.names
         self._offsets: dict[int, Offsets] = {}
-        self._results: list[Result] = []
-        self._generated = 0
+        self._envelope = Envelope(
+            KIND, head=call.head, body=call.body, job=call.job, context=call.context
+        )
 
     def take(self, chunk: Chunk) -> list[dict[str, Any]]:
         """The wire's chunks for one chunk of the engine.
@@ -154,10 +156,9 @@ class CompletionStream:
         """
         call, body, result = self._call, self._call.body, chunk.result
         index, found = call.index(chunk), []
-        self._generated += len(chunk.token_ids)
+        self._envelope.saw(chunk)
         if result is not None:
             check_result(result)
-            self._results.append(result)
         if index not in self._offsets:
             self._offsets[index] = call.offsets(chunk)
             found += self._first(chunk, index)
@@ -177,17 +178,14 @@ class CompletionStream:
             choice |= {"finish_reason": result.finish_reason, "stop_reason": result.stop_reason}
         told = len(choice) > 4 or choice["logprobs"] is not None
         if chunk.text or told or body.wants_running_usage:
-            found.append(self._chunk(choice, last=result is not None))
+            found.append(self._envelope.chunk(choice, last=result is not None))
         return found
 
     def end(self) -> list[dict[str, Any]]:
         """What follows the last answer."""
         if not self._call.body.wants_usage:
             return []
-        context = self._call.context
-        usage = usage_of(self._results, context)
-        head = self._call.head.fields(KIND)
-        return [head | {"choices": [], "usage": usage} | figures_of(self._results, context)]
+        return [self._envelope.end(usage_of(self._envelope.results, self._call.context))]
 
     def _first(self, chunk: Chunk, index: int) -> list[dict[str, Any]]:
         """What comes before an answer: its prompt, as text or as ids."""
@@ -199,19 +197,7 @@ class CompletionStream:
         if ids:
             choice["prompt_token_ids"] = list(call.job.prompts[chunk.prompt_index])
             choice["token_ids"] = []
-        return [self._chunk(choice, last=False)]
-
-    def _chunk(self, choice: dict[str, Any], *, last: bool) -> dict[str, Any]:
-        body, call = self._call.body, self._call
-        found = call.head.fields(KIND) | {"choices": [choice]}
-        if body.wants_running_usage:
-            prompt = sum(len(ids) for ids in call.job.prompts)
-            found["usage"] = tokens_used(prompt, self._generated)
-        elif body.wants_usage:
-            found["usage"] = None
-        if last and not body.wants_usage and len(self._results) == call.job.num_answers:
-            found |= figures_of(self._results, call.context)
-        return found
+        return [self._envelope.chunk(choice, last=False)]
 
 
 def response(call: CompletionCall, results: Sequence[Result]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from paceline.api.server.errors import ApiError
 from paceline.core.tree import FORCED
 
 if TYPE_CHECKING:
-    from paceline.api.server.job import Constraint
     from paceline.api.tokenizer import Tokenizer
     from paceline.core.config import EngineConfig, ModelConfig
+    from paceline.core.request import Constraint
     from paceline.draft.base import DrafterSpec
 
 NO_DRAFTER = "none"

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from paceline.core.request import Grammar, SamplingParams
-
-
-class Constraint(Protocol):
-    """A compiled rule for answers; every sample of every prompt gets a fresh state of it."""
-
-    def start(self, *, ignore_eos: bool = False) -> Grammar:
-        """The state before the first token; `ignore_eos`: it ends only where nothing else may follow."""
-        ...
+from paceline.core.request import Constraint, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from paceline.api.server.structured import constraint_of
 if TYPE_CHECKING:
     from paceline.api.chat_template import Message
     from paceline.api.server.context import Compiler
-    from paceline.api.server.job import Constraint
     from paceline.api.server.protocol_chat import ChatRequest
+    from paceline.core.request import Constraint
 
 
 class Parser(Protocol):

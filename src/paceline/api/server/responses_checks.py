@@ -35,6 +35,10 @@ def check_refused(body: ResponsesRequest) -> None:
         "paceline": (body.wants_sources or body.wants_trees, "chat tells where tokens came from"),
         "request_id": (body.request_id is not None, "a response's id is the server's own"),
         "response_format": (body.response_format is not None, "its name here is text.format"),
+        "stream_options": (
+            _wants_options(body),
+            "the last event has the usage in any case, and nothing is obfuscated",
+        ),
         "text.verbosity": (
             bool(body.text) and body.text.verbosity not in {None, "medium"},  # type: ignore[union-attr]
             "it cannot be honoured here",
@@ -56,6 +60,13 @@ def check_refused(body: ResponsesRequest) -> None:
         msg = f'top_logprobs needs `include: ["{LOGPROBS}"]`; add it, or leave top_logprobs out'
         raise bad(msg, "top_logprobs")
     _check_metadata(body.metadata)
+
+
+def _wants_options(body: ResponsesRequest) -> bool:
+    asked = body.stream_options
+    return asked is not None and any(
+        (asked.include_usage, asked.continuous_usage_stats, asked.include_obfuscation)
+    )
 
 
 def _wants_summary(body: ResponsesRequest) -> bool:

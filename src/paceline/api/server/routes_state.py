@@ -17,7 +17,10 @@ from paceline.api.server.service import Service
 from paceline.api.server.settings import ServerSettings
 from paceline.api.server.sse import JsonAnswer
 
-_SECRET = ("api_key", "api_key_file", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "port_file")
+_SECRET = (
+    *("api_key", "api_key_file", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"),
+    *("chat_template", "port_file", "uds"),
+)
 
 
 def router(service: Service, metrics: Metrics) -> APIRouter:

@@ -9,9 +9,9 @@ from paceline.core.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.api.server.context import Compiler
-    from paceline.api.server.job import Constraint
     from paceline.api.server.protocol import ResponseFormat, StructuredOutputs
     from paceline.api.server.protocol_sampling import SamplingFields
+    from paceline.core.request import Constraint
 
 _NONE = "this server was started without structured output; leave {0} out"
 

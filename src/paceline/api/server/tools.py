@@ -35,9 +35,9 @@ from paceline.api.server.tool_request import Mode, ToolUse, read_tools
 if TYPE_CHECKING:
     from paceline.api.chat_template import Message
     from paceline.api.server.context import Compiler
-    from paceline.api.server.job import Constraint
     from paceline.api.server.protocol_chat import ChatRequest
     from paceline.api.tokenizer import Tokenizer
+    from paceline.core.request import Constraint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

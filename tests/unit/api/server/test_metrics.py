@@ -196,7 +196,12 @@ def test_names_of_models_are_labels_whatever_they_hold() -> None:
 def test_server_info_tells_what_is_served_and_no_secret() -> None:
     """The resolved speculation and how well it does; no keys, no places of files."""
     settings = ServerSettings(
-        served_model_name=("tiny",), api_key=("hush",), api_key_file=None, port_file="/some/where"
+        served_model_name=("tiny",),
+        api_key=("hush",),
+        api_key_file=None,
+        port_file="/some/where",
+        chat_template="/some/where",
+        uds="/some/where",
     )
     with local_server(settings=settings) as server, server.client() as client:
         answer = client.get("/server_info")

@@ -342,6 +342,8 @@ def test_items_that_cannot_be_shown_name_themselves(item: dict[str, Any], param:
         ({"model": "other"}, "model"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"service_tier": "priority"}, "service_tier"),
+        ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(fields: dict[str, Any], param: str) -> None:
