@@ -179,7 +179,13 @@ class ModelList(Answer):
     data: list[ModelCard] = Field(min_length=1)
 
 
-_EVENTS: Mapping[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
+# Of each event, as readers of a stream hand it on.
+_EVENT: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+_EVENTS: Mapping[str, Any] = {"text/event-stream": {"schema": _EVENT}}
 _WRONG: Mapping[int, str] = {
     400: "The request is not valid, or asks for what cannot be honoured.",
     401: "No good API key was shown.",
