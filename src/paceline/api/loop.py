@@ -207,7 +207,8 @@ class EngineLoop(Generic[E]):
                     self._add(command)
                 case _Abort():
                     for request_id in command.request_ids:
-                        self._engine.abort(request_id)
+                        if request_id in self._sinks:  # not one that was refused, or has ended
+                            self._engine.abort(request_id)
                 case _Call():
                     _settle(command.outcome, partial(command.function, self._engine))
                 case _Close():

@@ -65,6 +65,27 @@ def test_a_refused_request_takes_its_companions_with_it_and_nobody_else() -> Non
     loop.close()
 
 
+def test_whoever_hears_of_a_refusal_may_abort_what_was_refused() -> None:
+    """Its companions were ended with it, and are not ended again before the next step."""
+    engine = FakeEngine([10, 11])
+    loop = EngineLoop(engine)
+    held, go = threading.Event(), threading.Event()
+
+    def hold(_: FakeEngine) -> None:
+        held.set()
+        go.wait(TIMEOUT)
+
+    loop.call(hold)
+    assert held.wait(TIMEOUT)
+    refused = loop.submit([request("x"), request("empty", prompt=())], SimpleQueue().put)
+    loop.abort(["x", "empty"])
+    go.set()
+    with pytest.raises(RequestError):
+        refused.result(TIMEOUT)
+    loop.close()
+    assert engine.aborted == ["x"]
+
+
 def test_abort_ends_with_a_last_output(gate: threading.Event) -> None:
     """Whoever waits for an aborted request is told that it ended."""
     engine = FakeEngine([10], on_step=lambda _: gate.wait(TIMEOUT))
