@@ -7,8 +7,8 @@ Not for: streams (sse.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from starlette.types import Receive
 
@@ -25,7 +25,7 @@ async def gone(receive: Receive) -> None:
         pass
 
 
-async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def until_gone(receive: Receive, work: Awaitable[T]) -> T:
     """Do the work while the client is there.
 
     Args:

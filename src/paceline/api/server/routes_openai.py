@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,24 +20,14 @@ from paceline.api.server.protocol_chat import ChatRequest
 from paceline.api.server.protocol_completions import CompletionRequest
 from paceline.api.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
 from paceline.api.server.sse import EventStream, JsonAnswer
+from paceline.api.server.wire import Wire
 
 if TYPE_CHECKING:
-    from paceline.api.results import Chunk, Result
+    from paceline.api.results import Result
     from paceline.api.server.context import Context
     from paceline.api.server.job import Job
-    from paceline.api.server.service import Service, Stream
-
-
-class Events(Protocol):
-    """Makes the wire's chunks of the engine's."""
-
-    def take(self, chunk: Chunk) -> list[dict[str, Any]]:
-        """For one chunk."""
-        ...
-
-    def end(self) -> list[dict[str, Any]]:
-        """After the last."""
-        ...
+    from paceline.api.server.service import Service
+    from paceline.api.server.wire import Events
 
 
 class Call(Protocol):
@@ -49,7 +38,7 @@ class Call(Protocol):
         """What it asks of the engine."""
         ...
 
-    def stream(self) -> Events:
+    def stream(self) -> Events[dict[str, Any]]:
         """Its answer, bit by bit."""
         ...
 
@@ -143,17 +132,13 @@ async def answered(service: Service, call: Call, request: Request, *, streams: b
     if not streams:
         return JsonAnswer(await until_gone(request.receive, _whole(service, call)))
     # What stands against the job is told with its own status, so before the stream begins.
-    stream = await until_gone(request.receive, _opened(service, call))
+    stream = await until_gone(request.receive, service.run(call.job))
     settings = service.settings
     return EventStream(
-        _Wire(stream, call.stream()),
+        Wire(stream, call.stream()),
         keep_alive_s=settings.sse_keep_alive_interval,
         write_timeout_s=settings.write_timeout,
     )
-
-
-async def _opened(service: Service, call: Call) -> Stream:
-    return await service.run(call.job)
 
 
 async def _whole(service: Service, call: Call) -> dict[str, Any]:
@@ -161,31 +146,3 @@ async def _whole(service: Service, call: Call) -> dict[str, Any]:
         results = [chunk.result async for chunk in stream if chunk.result is not None]
     # Long answers with log-probabilities take a while to be put together.
     return await asyncio.to_thread(call.response, results)
-
-
-class _Wire:
-    """The wire's chunks of an open stream. A class, as a generator that never began closes nothing."""
-
-    def __init__(self, stream: Stream, events: Events) -> None:
-        self._stream = stream
-        self._events = events
-        self._ready: deque[dict[str, Any]] = deque()
-        self._ended = False
-
-    def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        return self
-
-    async def __anext__(self) -> dict[str, Any]:
-        while not self._ready:
-            if self._ended:
-                raise StopAsyncIteration
-            try:
-                self._ready.extend(self._events.take(await anext(self._stream)))
-            except StopAsyncIteration:
-                self._ended = True
-                self._ready.extend(self._events.end())
-        return self._ready.popleft()
-
-    async def aclose(self) -> None:
-        """End what the engine still makes."""
-        self._stream.close()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +20,10 @@ from paceline.api.server.protocol_responses import RESPONSES, ResponsesRequest
 from paceline.api.server.response_store import ResponseStore, Stored
 from paceline.api.server.responses_events import ResponseEvents
 from paceline.api.server.sse import EventStream, JsonAnswer
+from paceline.api.server.wire import Wire
 
 if TYPE_CHECKING:
-    from paceline.api.results import Result
+    from paceline.api.results import Chunk, Result
     from paceline.api.server.context import Context
     from paceline.api.server.responses import ResponseCall
     from paceline.api.server.responses_events import Event
@@ -32,13 +32,46 @@ if TYPE_CHECKING:
 
 
 class Running:
-    """A response in the making."""
+    """A response in the making.
 
-    def __init__(self, call: ResponseCall, stream: Stream) -> None:
+    Args:
+        call: what was asked.
+        stream: makes it.
+        kept: called once, as soon as it is whole or nobody makes it any more.
+    """
+
+    def __init__(
+        self, call: ResponseCall, stream: Stream, kept: Callable[[Running], object]
+    ) -> None:
         self.call = call
         self.events = ResponseEvents(call)
         self.is_cancelled = False
         self._stream = stream
+        self._kept = kept
+        self._is_open = True
+
+    def take(self, chunk: Chunk) -> list[Event]:
+        """Events for one chunk; the response is kept before its last event is told."""
+        found = self.events.take(chunk, is_cancelled=self.is_cancelled)
+        if self.events.response is not None:
+            self.close()
+        return found
+
+    def end(self) -> list[Event]:
+        """None: the last chunk has ended the response."""
+        return []
+
+    def fail(self, error: Exception) -> list[Event]:
+        """What went wrong, as the response's end."""
+        found = self.events.fail(api_error(error))
+        self.close()
+        return found
+
+    def close(self) -> None:
+        """Nothing more comes of it."""
+        if self._is_open:
+            self._is_open = False
+            self._kept(self)
 
     def cancel(self) -> dict[str, Any]:
         """Call the answer off; return the response as far as it came."""
@@ -94,14 +127,15 @@ class Responses:
         """A response in the making; None: there is none."""
         return self._running.get((owner_of(request), response_id))
 
-    def began(self, owner: str, running: Running) -> None:
-        """A response may be called off from now on."""
-        self._running[owner, running.call.id] = running
+    def began(self, owner: str, call: ResponseCall, stream: Stream) -> Running:
+        """A response is being made, and may be called off from now on."""
+        running = Running(call, stream, partial(self._ended, owner))
+        self._running[owner, call.id] = running
+        return running
 
-    def ended(self, owner: str, running: Running) -> None:
-        """Keep what came of a response; once, however often it is told."""
-        if self._running.pop((owner, running.call.id), None) is None:
-            return
+    def _ended(self, owner: str, running: Running) -> None:
+        """Keep what came of a response."""
+        del self._running[owner, running.call.id]
         response = running.events.response
         if response is not None and running.call.is_stored:
             self.store.put(owner, response, running.call.inputs)
@@ -130,10 +164,11 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
         owner = owner_of(request)
         if not call.body.streams:
             return JsonAnswer(await until_gone(request.receive, _whole(shared, owner, call)))
-        stream = await until_gone(request.receive, _opened(service, call))
-        settings = service.settings
+        stream = await until_gone(request.receive, service.run(call.job))
+        settings, running = service.settings, shared.began(owner, call, stream)
+        first = running.events.start()
         return EventStream(
-            _Wire(shared, owner, Running(call, stream), stream),
+            Wire(stream, running, first=first, failed=running.fail, left=running.close),
             end=None,
             keep_alive_s=settings.sse_keep_alive_interval,
             write_timeout_s=settings.write_timeout,
@@ -192,14 +227,9 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
     return found
 
 
-async def _opened(service: Service, call: ResponseCall) -> Stream:
-    return await service.run(call.job)
-
-
 async def _whole(shared: Responses, owner: str, call: ResponseCall) -> dict[str, Any]:
     async with shared.service.run(call.job) as stream:
-        running = Running(call, stream)
-        shared.began(owner, running)
+        running = shared.began(owner, call, stream)
         try:
             result: Result | None = None
             async for chunk in stream:
@@ -208,44 +238,7 @@ async def _whole(shared: Responses, owner: str, call: ResponseCall) -> dict[str,
             whole = partial(running.events.whole, result, is_cancelled=running.is_cancelled)
             return await asyncio.to_thread(whole)
         finally:
-            shared.ended(owner, running)
-
-
-class _Wire:
-    """The events of an open stream. A class, as a generator that never began closes nothing."""
-
-    def __init__(self, shared: Responses, owner: str, running: Running, stream: Stream) -> None:
-        self._shared = shared
-        self._owner = owner
-        self._running = running
-        self._stream = stream
-        self._ready: deque[Event] = deque(running.events.start())
-        shared.began(owner, running)
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        return self
-
-    async def __anext__(self) -> Event:
-        events = self._running.events
-        while not self._ready:
-            if events.response is not None:
-                raise StopAsyncIteration
-            try:
-                chunk = await anext(self._stream)
-            except StopAsyncIteration:
-                raise
-            except Exception as error:  # noqa: BLE001 (told as the response's end)
-                self._ready.extend(events.fail(api_error(error)))
-                continue
-            self._ready.extend(events.take(chunk, is_cancelled=self._running.is_cancelled))
-            if events.response is not None:
-                self._shared.ended(self._owner, self._running)
-        return self._ready.popleft()
-
-    async def aclose(self) -> None:
-        """End what the engine still makes."""
-        self._stream.close()
-        self._shared.ended(self._owner, self._running)
+            running.close()
 
 
 def _missing(response_id: str, param: str) -> ApiError:
