@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import socket
 import threading
@@ -14,14 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx2
-import uvicorn
 
 from paceline.api.llm import LLM
+from paceline.api.server import life
 from paceline.api.server.app import create_app
-from paceline.api.server.connection import limited
 from paceline.api.server.metrics import Metrics
 from paceline.api.server.service import Service
 from paceline.api.server.settings import ServerSettings
+from paceline.api.server.uvicorn_server import Server, config_of
 from paceline.api.tokenizer import Tokenizer
 from tests.fake_engine import FakeEngine
 from tests.served import TOKENIZER, Script, ids
@@ -127,34 +126,19 @@ def local_server(
         fake.config = replace(fake.config, cache=replace(fake.config.cache, max_rows=max_rows))
     llm = LLM.from_engine(fake, tokenizer)
     metrics = Metrics("tiny", num_positions=2, vllm_names=True)
+    own = settings or ServerSettings(served_model_name=("tiny",))
+    listening = life.bound(replace(own, port=0))
     started: list[LocalServer] = []
     up = threading.Event()
-    servers: list[uvicorn.Server] = []
+    servers: list[Server] = []
 
     async def serve() -> None:
-        own = settings or ServerSettings(served_model_name=("tiny",))
         service = Service(llm, own, listener=metrics)
-        config = uvicorn.Config(
-            create_app(service, metrics=metrics),
-            http=limited(own),
-            ws="none",
-            port=0,
-            log_config=None,
-            access_log=False,
-            timeout_keep_alive=own.timeout_keep_alive,
-            timeout_graceful_shutdown=2,
-        )
-        server = uvicorn.Server(config)
-        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
-        servers.append(server)
-        serving = asyncio.create_task(server.serve())
-        while not server.started and not serving.done():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        events = asyncio.get_running_loop()
+        app = create_app(service, metrics=metrics)
+        port, events = listening.getsockname()[1], asyncio.get_running_loop()
         started.append(LocalServer(port, fake, llm, service, metrics, events))
-        up.set()
-        await serving
+        servers.append(Server(config_of(app, own, graceful_s=2), up.set))
+        await servers[0].serve([listening])
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
@@ -165,5 +149,6 @@ def local_server(
         if servers:
             servers[0].should_exit = True
         thread.join(TIMEOUT)
+        listening.close()
         llm.close()
         assert not thread.is_alive(), "the server did not end"

@@ -22,20 +22,17 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import uvicorn
 from fastapi import FastAPI
 
-from paceline.api.server.connection import limited
 from paceline.api.server.service import Service
 from paceline.api.server.settings import ServerSettings
+from paceline.api.server.uvicorn_server import LAST_WORDS_S, Server, config_of
 from paceline.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2  # how often the engine loop is looked at
-_LAST_WORDS_S = 1.0  # for answers to those whose engine has died, or whose answers were ended
 _GRACE_S = 3.0  # for connections to close once their answers have ended
-_BACKLOG = 2048
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # How long a thread that computes may keep others from Python. A request needs it several times before its
 # first token, each time against the engine's thread: with Python's 5 ms the wait is felt.
@@ -97,36 +94,6 @@ def address_of(listening: socket.socket, settings: ServerSettings) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's, with our own signals."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], object]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
-        await super().startup(sockets)
-        if self.started and not self.should_exit:
-            self._ready()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End; where that cannot wait, clients are left before tasks are cancelled, which would fail."""
-        await super().shutdown(sockets)
-        if not self.force_exit:
-            return
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
-        if self.server_state.tasks:
-            await asyncio.wait(self.server_state.tasks, timeout=_LAST_WORDS_S)
-        await self.lifespan.shutdown()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
-        yield
-
-
 class Life:
     """One run of a server.
 
@@ -151,26 +118,8 @@ class Life:
         self._num_signals = 0
         self._failed = False
         self._draining: asyncio.Task[None] | None = None
-        self._server = _Server(
-            uvicorn.Config(
-                app,
-                http=limited(settings),
-                ws="none",
-                lifespan="on",
-                log_config=None,
-                access_log=settings.access_log,
-                server_header=False,
-                root_path=settings.root_path,
-                backlog=_BACKLOG,
-                timeout_keep_alive=settings.timeout_keep_alive,  # type: ignore[arg-type]
-                timeout_graceful_shutdown=int(settings.drain_timeout + _GRACE_S + 1),
-                ssl_certfile=settings.ssl_certfile,
-                ssl_keyfile=settings.ssl_keyfile,
-                ssl_ca_certs=settings.ssl_ca_certs,
-                ssl_cert_reqs=2 if settings.ssl_ca_certs is not None else 0,
-            ),
-            ready,
-        )
+        graceful_s = int(settings.drain_timeout + _GRACE_S + 1)
+        self._server = Server(config_of(app, settings, graceful_s=graceful_s), ready)
 
     def run(self) -> int:
         """Serve until a signal or the engine's end; return the exit code."""
@@ -215,7 +164,7 @@ class Life:
             log.info("%s again: ending at once", name)
             self._service.abort_all()
             self._server.should_exit = True
-            wait = _LAST_WORDS_S if self._num_signals == 2 else 0
+            wait = LAST_WORDS_S if self._num_signals == 2 else 0
             asyncio.get_running_loop().call_later(wait, self._force)
 
     def _force(self) -> None:
@@ -238,7 +187,7 @@ class Life:
         stopped = self._service.llm.stopped
         log.critical("the server ends: %s", stopped, exc_info=stopped)
         self._service.stop_admitting()
-        await asyncio.sleep(_LAST_WORDS_S)
+        await asyncio.sleep(LAST_WORDS_S)
         self._server.should_exit = True
         await asyncio.sleep(_GRACE_S)
         self._server.force_exit = True
