@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from paceline.core.config import DraftConfig
-from paceline.core.request import FinishReason, Request, SamplingParams
+from paceline.core.errors import RequestError
+from paceline.core.request import Fault, FinishReason, Request, SamplingParams
 from paceline.core.tree import EMPTY, FORCED, Proposal
 from paceline.draft.base import DrafterSpec, HostCommit
 from paceline.draft.none import NoneDrafter
-from paceline.engine.guides import Guide, forced_of, masks_of, shaped, visit
+from paceline.engine.guides import Failure, Guide, forced_of, masks_of, shaped, visit
 from tests import grammars, tiny
 from tests.engine.as_on_gpu import as_on_gpu
 from tests.engine.harness import engine, request, run
@@ -311,7 +312,7 @@ WAYS = {
     "nothing allowed": "allows no token",
     "short mask": "4 bytes instead of 16",
     "advance raises": "no way on",
-    "refuses": "does not allow token|did not take a token",
+    "refuses": "cannot go on with it",
     "rollback raises": "no way back",
     "forced raises": "no idea",
 }
@@ -345,7 +346,72 @@ def test_a_grammar_that_fails_ends_its_own_row(llama: Path, way: str, at: int, g
     assert last.error is not None
     assert any(part in last.error for part in WAYS[way].split("|")), last.error
     assert "other requests go on" in last.error
+    asked_for = way in {"nothing allowed", "refuses"}
+    assert last.fault is (Fault.REQUEST if asked_for else Fault.ENGINE)
     assert len(done["bad"].tokens) <= at + 8
+
+
+CONTRADICTIONS = {
+    "allowed": (
+        SamplingParams(temperature=0.0, max_tokens=24, allowed_token_ids=[3, 4]),
+        "allowed_",
+    ),
+    "banned": (
+        SamplingParams(temperature=1.0, seed=3, max_tokens=24, banned_token_ids=range(3, 97)),
+        "banned_token_ids",
+    ),
+}
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("method", ["none", "suffix"])
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_options_that_a_grammar_contradicts_are_the_requests_fault(
+    llama: Path, name: str, method: str, gpu: bool
+) -> None:
+    """The row ends and says which options; its company goes on; what is emitted is that of plain decoding."""
+    params, named = CONTRADICTIONS[name]
+    bad = grammars.constrained("bad", [5, 6], params, "form")
+    free = request("free", [11, 12, 13] * 4, GREEDY)
+    form = grammars.constrained("form", [5, 6], GREEDY, "form")
+    eng = engine(llama, method=method)
+    if gpu:
+        as_on_gpu(eng)
+    done = run(eng, [free, bad, form])
+    wanted = run(
+        engine(llama, method="none"),
+        [
+            request("free", [11, 12, 13] * 4, GREEDY),
+            grammars.constrained("form", [5, 6], GREEDY, "form"),
+            grammars.constrained("bad", [5, 6], params, "form"),
+        ],
+    )
+    assert {k: v.tokens for k, v in done.items()} == {k: v.tokens for k, v in wanted.items()}
+    last = done["bad"].last
+    assert (last.finish_reason, last.fault) == (FinishReason.ERROR, Fault.REQUEST)
+    assert last.error == wanted["bad"].last.error
+    assert last.error is not None
+    assert named in last.error
+    assert "allows only token ids" in last.error
+    assert "allow one of these" in last.error
+
+
+@pytest.mark.parametrize("error", [RequestError("too complex"), RuntimeError("a bug")])
+def test_whose_fault_a_failed_grammar_is(error: Exception) -> None:
+    """A request may ask for what cannot be followed; all else is the implementation's."""
+
+    class Raising(Rule):
+        def mask(self) -> bytes:
+            raise error
+
+    for way in ("mask", "advance"):
+        rule = Raising(thirds) if way == "mask" else Rule(thirds)
+        if way == "advance":
+            rule.rule = lambda _: (_ for _ in ()).throw(error)
+        found = Guide(rule, V).allowed_after([] if way == "mask" else [3])
+        assert isinstance(found, Failure)
+        expected = Fault.REQUEST if isinstance(error, RequestError) else Fault.ENGINE
+        assert (found.fault, str(error) in found.why) == (expected, True)
 
 
 def test_a_row_with_a_grammar_is_read_at_once(llama: Path) -> None:

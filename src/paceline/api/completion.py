@@ -32,7 +32,7 @@ class Completion:
         eos_token_ids: ids that end a text, unless the parameters ignore them.
         prompt_index, sample_index: which prompt of a call, which of its samples.
         grammar: state of the rule that the answer keeps, if one; this answer's own.
-        scope, shows_trees: see `Request`.
+        scope, shows_trees, lists_steps: see `Request`.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class Completion:
         grammar: Grammar | None = None,
         scope: str = "",
         shows_trees: bool = False,
+        lists_steps: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._prompt_index = prompt_index
@@ -69,6 +70,7 @@ class Completion:
             grammar=grammar,
             scope=scope,
             shows_trees=shows_trees,
+            lists_steps=lists_steps,
         )
 
     def feed(self, token_ids: Sequence[int]) -> int | None:
@@ -122,6 +124,7 @@ class Completion:
             sources=tuple(self._sources),
             stats=output.stats,
             error=output.error,
+            fault=output.fault,
         )
 
     def _stop_reason(self, output: StepOutput) -> int | str | None:

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from paceline.core.errors import PacelineError
+from paceline.core.errors import PacelineError, RequestError
 
 if TYPE_CHECKING:
     import llguidance
@@ -32,8 +32,12 @@ T = TypeVar("T")
 _MOST_FORCED = 256  # that anybody is told of at a time
 
 
-class GrammarFailedError(PacelineError):
+class GrammarFailedError(RequestError):
     """A grammar that was compiled cannot be followed here, mostly because it became too complex."""
+
+
+class GrammarBrokenError(PacelineError):
+    """The library failed at a grammar where it should not have."""
 
 
 class Matchers:
@@ -100,6 +104,7 @@ class MatcherGrammar:
 
         Raises:
             GrammarFailedError: the work for it exceeds the limits that it was compiled with.
+            GrammarBrokenError: the library broke down.
         """
         if self._ended:
             return self._only_ends
@@ -162,7 +167,7 @@ class MatcherGrammar:
     def _may_end(self, token_id: int) -> bool:
         try:
             return bool(self.mask()[token_id >> 3] >> (token_id & 7) & 1)
-        except GrammarFailedError:  # allows nothing here
+        except PacelineError:  # allows nothing here
             return False
 
     @property
@@ -193,7 +198,7 @@ class MatcherGrammar:
             raise
         except BaseException as error:  # a panic of a library in Rust is no Exception
             msg = f"llguidance broke down: {error}"
-            raise GrammarFailedError(msg) from error
+            raise GrammarBrokenError(msg) from error
         return answer
 
     def _without_ends(self, mask: bytes) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.core.request import RequestStats, VerifiedTree
+from paceline.core.request import Fault, RequestStats, VerifiedTree
 
 _MOST_TREES = 256
 
@@ -74,6 +74,7 @@ class Result:
     sources: Sequence[int]  # per token: which drafter proposed it; 0: the model itself
     stats: RequestStats
     error: str | None = None  # with finish_reason "error"
+    fault: Fault | None = None  # the same
 
     @property
     def seed(self) -> int:

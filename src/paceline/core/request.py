@@ -24,6 +24,13 @@ class FinishReason(enum.Enum):
     ERROR = "error"
 
 
+class Fault(enum.Enum):
+    """Whose doing it is that a request ended with an error."""
+
+    REQUEST = "request"  # its options and its grammar leave nothing, or its grammar cannot be followed
+    ENGINE = "engine"  # all else: a failed target, a stopper or a grammar with a bug
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one request is sampled. Names and ranges are those of the OpenAI API and of vLLM.
@@ -85,7 +92,8 @@ class Grammar(Protocol):
     """Constrains what may be emitted next; its state is moved along a draft path and back.
 
     One request's own, used by one thread at a time. V is the model's vocabulary. Whatever a method raises
-    ends the request with an error; others go on. An implementation is drafter-invariant if the same
+    ends the request with an error; others go on. A `RequestError` says that the request asks for what
+    cannot be followed, anything else that the implementation has failed. An implementation is drafter-invariant if the same
     tokens lead to the same state whatever was tried and taken back in between.
     """
 
@@ -127,7 +135,8 @@ class Request:
 
     `sample_index` tells the n samples of one prompt apart: noise is keyed by it. `scope` separates
     tenants: prefix cache and suffix tree share nothing across scopes. `shows_trees` asks for the trees
-    of the steps beside their tokens, which are the same either way.
+    of the steps beside their tokens, which are the same either way; `lists_steps` for the statistics of
+    each step beside their sums.
     """
 
     id: str
@@ -139,6 +148,7 @@ class Request:
     grammar: Grammar | None = None
     scope: str = ""
     shows_trees: bool = False
+    lists_steps: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +177,11 @@ class RequestStats:
     prefill_s: float
     decode_s: float
     num_forced: int = 0  # accepted draft nodes that the request's grammar proposed
+    num_drafts: int = 0  # verify passes with at least one draft node
+    num_drafter_steps: int = 0  # of these, the ones with a node that the drafter proposed itself
+    # One entry per verify pass, if the request lists its steps; else empty.
+    drafted_per_step: Sequence[int] = ()
+    accepted_per_step: Sequence[int] = ()
 
     @property
     def accept_length(self) -> float:
@@ -203,5 +218,6 @@ class StepOutput:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the stop id that ended it, if one did
     error: str | None = None
+    fault: Fault | None = None  # with an error
     stats: RequestStats | None = None  # with the finish
     tree: VerifiedTree | None = None  # if the request shows trees, and the host knows this step's

@@ -18,12 +18,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.errors import RequestError
+from paceline.core.request import Fault
 from paceline.core.tree import EMPTY, FORCED, Proposal
 from paceline.draft.best_nodes import best_of
 from paceline.draft.merged import fold
@@ -40,6 +43,14 @@ _WORD_BYTES = 4
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a grammar does not go on, and whose doing it is."""
+
+    why: str
+    fault: Fault
+
+
 class Guide:
     """One request's grammar, guarded: nothing raises, what fails allows no token any more.
 
@@ -54,12 +65,12 @@ class Guide:
         self._grammar = grammar
         self._num_bytes = _WORD_BYTES * -(-vocab_size // 32)
         self._nothing = bytes(self._num_bytes)
-        self._broken = ""  # why no state can be relied on any more
+        self._broken: Failure | None = None  # why no state can be relied on any more
 
     def mask(self) -> bytes:
         """See `Grammar`. No bit is set where the grammar fails."""
-        mask, _ = self._asked()
-        return mask
+        found = self._asked()
+        return self._nothing if isinstance(found, Failure) else found
 
     def advance(self, token_id: int) -> bool:
         """See `Grammar`."""
@@ -81,33 +92,45 @@ class Guide:
                 return i
         return len(tokens)
 
-    def why_stuck(self, tokens: Sequence[int]) -> str | None:
-        """Why nothing may be emitted after these tokens; None: the grammar allows something. Stays."""
+    def allowed_after(self, tokens: Sequence[int]) -> bytes | Failure:
+        """The mask after these tokens, or why nothing may follow them. Stays."""
         taken = self.follow(tokens)
-        mask, why = self._asked()
+        found = self._asked()
         self.rollback(taken)
-        if why or self._broken:
-            return f"it failed ({why or self._broken})"
+        failure = self._broken or (found if isinstance(found, Failure) else None)
+        if failure is not None:
+            return Failure(f"it failed ({failure.why})", failure.fault)
+        assert isinstance(found, bytes), "all failures were told"
         if taken < len(tokens):
-            return f"it does not allow token {tokens[taken]}, which was emitted"
-        return None if mask.strip(b"\0") else "it allows no token of the model's vocabulary"
+            token = tokens[taken]
+            if token in ids_of(found):  # allowed by the mask, and then beyond the grammar's limits
+                why = (
+                    f"it allows token {token} and cannot go on with it, as it is too complex there"
+                )
+                return Failure(why, Fault.REQUEST)
+            why = f"it does not allow token {token}, which was emitted"
+            return Failure(why, Fault.ENGINE)
+        if not found.strip(b"\0"):
+            return Failure("it allows no token of the model's vocabulary", Fault.REQUEST)
+        return found
 
-    def _asked(self) -> tuple[bytes, str]:
-        """The mask, and why there is none."""
-        if self._broken:
-            return self._nothing, self._broken
+    def _asked(self) -> bytes | Failure:
+        """The mask, or why there is none."""
+        if self._broken is not None:
+            return self._broken
         try:
             mask = self._grammar.mask()
         except Exception as error:
             log.debug("a grammar gave no mask", exc_info=True)
-            return self._nothing, _told(error)
+            return _told(error)
         if len(mask) != self._num_bytes:
-            return self._nothing, f"its mask has {len(mask)} bytes instead of {self._num_bytes}"
-        return mask, ""
+            why = f"its mask has {len(mask)} bytes instead of {self._num_bytes}"
+            return Failure(why, Fault.ENGINE)
+        return mask
 
     def _guarded(self, call: Callable[[], T], *, otherwise: T) -> T:
         """What a call returns; once one has raised, no state can be relied on."""
-        if self._broken:
+        if self._broken is not None:
             return otherwise
         try:
             return call()
@@ -259,5 +282,13 @@ def any_of(guides: Iterable[Guide | None]) -> bool:
     return any(guide is not None for guide in guides)
 
 
-def _told(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def ids_of(mask: bytes) -> list[int]:
+    """The tokens that a mask allows."""
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+    ids: list[int] = bits.nonzero()[0].tolist()
+    return ids
+
+
+def _told(error: Exception) -> Failure:
+    fault = Fault.REQUEST if isinstance(error, RequestError) else Fault.ENGINE
+    return Failure(str(error) or type(error).__name__, fault)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from paceline.core.request import FinishReason, TokenLogprobs, VerifiedTree
+from paceline.core.request import Fault, FinishReason, TokenLogprobs, VerifiedTree
 from paceline.core.tree import NOT_FINITE, Proposal
-from paceline.engine.guides import Guide
+from paceline.engine.guides import Failure, Guide, ids_of
 from paceline.engine.sequence import Sequence
 from paceline.engine.step import StepTensors
 
 log = logging.getLogger(__name__)
+
+_SHOWN = 8  # token ids that a message names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,7 @@ class Cut:
     reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: str | None = None
+    fault: Fault | None = None  # with an error
 
 
 def cut(sequence: Sequence, emitted: list[int]) -> Cut:
@@ -38,7 +41,7 @@ def cut(sequence: Sequence, emitted: list[int]) -> Cut:
     if failed:
         emitted = emitted[:-1]
         if not emitted:
-            return Cut(tokens=[], reason=FinishReason.ERROR, error=_no_choice(sequence, []))
+            return _no_choice(sequence, [])
     kept = sequence.first_stop(emitted)
     tokens = emitted if kept is None else emitted[:kept]
     stop_id = tokens[-1] if kept is not None else None
@@ -47,8 +50,7 @@ def cut(sequence: Sequence, emitted: list[int]) -> Cut:
             matched = sequence.request.stopper.feed(tokens)
         except Exception as failure:
             log.exception("request %s: its stop matcher failed", sequence.request.id)
-            error = f"stop matcher failed: {failure}"
-            return Cut(tokens=tokens, reason=FinishReason.ERROR, error=error)
+            return _failed(tokens, f"stop matcher failed: {failure}", Fault.ENGINE)
         if matched is not None:
             if matched < len(tokens):
                 stop_id = None
@@ -58,8 +60,7 @@ def cut(sequence: Sequence, emitted: list[int]) -> Cut:
     if len(sequence.tokens) + len(tokens) >= sequence.limit:
         return Cut(tokens=tokens, reason=FinishReason.LENGTH)
     if failed:
-        error = _no_choice(sequence, tokens)
-        return Cut(tokens=tokens, reason=FinishReason.ERROR, error=error)
+        return _no_choice(sequence, tokens)
     return Cut(tokens=tokens)
 
 
@@ -68,33 +69,67 @@ def followed(sequence: Sequence, guide: Guide, kept: Cut) -> Cut:
     taken = guide.follow(kept.tokens)
     if taken == len(kept.tokens):
         return kept
-    why = guide.why_stuck(kept.tokens[taken:])
-    error = _grammar_failed(sequence, taken, why or "it did not take a token that it allows")
-    return Cut(tokens=kept.tokens[:taken], reason=FinishReason.ERROR, error=error)
+    failure = guide.allowed_after(kept.tokens[taken:])
+    if not isinstance(failure, Failure):
+        failure = Failure("it did not take a token that it allows", Fault.ENGINE)
+    return _grammar_failed(sequence, kept.tokens[:taken], failure)
 
 
-def _no_choice(sequence: Sequence, tokens: list[int]) -> str:
-    """What to tell of a request of which nothing can be chosen after these tokens of a step."""
-    why = None if sequence.guide is None else sequence.guide.why_stuck(tokens)
-    if why is not None:
-        return _grammar_failed(sequence, len(tokens), why)
+def _no_choice(sequence: Sequence, tokens: list[int]) -> Cut:
+    """The end of a request of which nothing can be chosen after these tokens of a step."""
+    if sequence.guide is not None:
+        mask = sequence.guide.allowed_after(tokens)
+        if isinstance(mask, Failure):
+            return _grammar_failed(sequence, tokens, mask)
+        ids = ids_of(mask)
+        params = sequence.request.params
+        allowed = params.allowed_token_ids
+        usable = set(ids if allowed is None else allowed) - set(params.banned_token_ids)
+        if usable.isdisjoint(ids):
+            return _failed(tokens, _contradiction(sequence, tokens, ids), Fault.REQUEST)
     known = len(sequence.tokens) + len(tokens)
-    return (
+    error = (
         f"request {sequence.request.id}: the target's logits for token {known} (output token "
         f"{known - sequence.num_prompt}) are not finite: NaN or infinite, or -inf for every token "
         "that the request's options allow, so none can be chosen; other requests go on. Allow more "
         "tokens if options leave few; else check the model's files, or use a wider dtype (float32)"
     )
+    return _failed(tokens, error, Fault.ENGINE)
 
 
-def _grammar_failed(sequence: Sequence, count: int, why: str) -> str:
-    """What to tell of a request whose grammar does not go on after `count` tokens of a step."""
-    known = len(sequence.tokens) + count
+def _contradiction(sequence: Sequence, tokens: list[int], ids: list[int]) -> str:
+    """What to tell of a request whose options leave none of the ids that its grammar allows."""
+    shown = ", ".join(str(i) for i in ids[:_SHOWN]) + (", ..." if len(ids) > _SHOWN else "")
+    params = sequence.request.params
+    names = [
+        name
+        for name, given in (
+            ("allowed_token_ids", params.allowed_token_ids is not None),
+            ("banned_token_ids (bad_words)", bool(params.banned_token_ids)),
+        )
+        if given
+    ]
     return (
-        f"request {sequence.request.id}: its grammar does not go on at token {known} (output token "
-        f"{known - sequence.num_prompt}): {why}; other requests go on. Write the schema, regex or grammar "
-        "in a simpler way, or ask without it"
+        f"{' and '.join(names)} and the grammar leave no token for output token "
+        f"{sequence.num_emitted + len(tokens)}: the grammar allows only token ids {shown} there "
+        f"({len(ids)} in all), and the options none of them; allow one of these, or ask for a wider "
+        "grammar; other requests go on"
     )
+
+
+def _grammar_failed(sequence: Sequence, tokens: list[int], failure: Failure) -> Cut:
+    """The end of a request whose grammar does not go on after these tokens of a step."""
+    known = len(sequence.tokens) + len(tokens)
+    error = (
+        f"request {sequence.request.id}: its grammar does not go on at token {known} (output token "
+        f"{known - sequence.num_prompt}): {failure.why}; other requests go on. Write the schema, regex or "
+        "grammar in a simpler way, or ask without it"
+    )
+    return _failed(tokens, error, failure.fault)
+
+
+def _failed(tokens: list[int], error: str, fault: Fault) -> Cut:
+    return Cut(tokens=tokens, reason=FinishReason.ERROR, error=error, fault=fault)
 
 
 def logprobs_of(

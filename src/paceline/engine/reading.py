@@ -45,7 +45,6 @@ class Reader:
     def read(self, pending: Pending) -> list[StepOutput]:
         """Bring a step's results to the host and act on them."""
         plan, tensors = pending.plan, pending.tensors
-        self._counters.record_pass(plan)
         if plan.mode is ForwardMode.EXTEND:
             sequences = [c.sequence for c in plan.chunks if c.picks]
             for chunk in plan.chunks:
@@ -54,6 +53,7 @@ class Reader:
         else:
             sequences = list(plan.sequences)
         if tensors is None:
+            self._counters.record_pass(plan, 0)
             return []
         if pending.ready is not None:
             pending.ready.synchronize()
@@ -73,11 +73,14 @@ class Reader:
                 else:
                     count = sum(i > 0 for i in paths[b])
                     sources = [*origins[b][1 : count + 1], 0]
+                    sequence.num_cached += len(tokens)
                     forced = sources.count(FORCED)
-                    self._record(sequence, drafted[b], count, len(tokens), forced)
+                    sequence.record_step(drafted[b], _by_drafter(pending, b, drafted[b]), count, forced)
+                    self._counters.record_row(drafted[b], count, forced)
                     self._watch(pending, b, tokens[0], drafted[b], sources[0])
                 shown = _shown(pending, b) if sequence.request.shows_trees else None
                 outputs.append(self._take(sequence, tokens, sources, tensors, b, shown))
+        self._counters.record_pass(plan, sum(len(out.token_ids) for out in outputs))
         self._tell({s.request.id: s for s in sequences}, outputs)
         for sequence in sequences:
             if sequence.finish is None:
@@ -116,14 +119,6 @@ class Reader:
             right = source
         self._alarm.saw(pending.plan.sequences[b].request.params, right)
 
-    def _record(
-        self, sequence: Sequence, drafted: int, accepted: int, count: int, forced: int
-    ) -> None:
-        """Count a row's verify."""
-        sequence.num_cached += count
-        sequence.record_step(drafted, accepted, forced)
-        self._counters.record_row(drafted, accepted, forced)
-
     def _take(
         self,
         sequence: Sequence,
@@ -147,7 +142,6 @@ class Reader:
         sequence.num_cached = min(sequence.num_cached, len(sequence.tokens))
         if kept.reason is not None:
             self.end(sequence, kept.reason)
-        self._counters.num_emitted += count
         return StepOutput(
             request_id=sequence.request.id,
             token_ids=tuple(kept.tokens),
@@ -156,6 +150,7 @@ class Reader:
             finish_reason=kept.reason,
             stop_token_id=kept.stop_token_id,
             error=kept.error,
+            fault=kept.fault,
             stats=None if kept.reason is None else sequence.stats(),
             tree=tree,
         )
@@ -185,6 +180,13 @@ class Reader:
         self._scheduler.finish(sequence, finished=finished)
         self._open.pop(sequence.request.id, None)
         self._control.forget(sequence.request.id)
+
+
+def _by_drafter(pending: Pending, b: int, drafted: int) -> int:
+    """How many of the drafted nodes of a step's b-th row the drafter proposed; a grammar the others."""
+    if not drafted or pending.drafted is None or pending.plan.sequences[b].guide is None:
+        return drafted
+    return drafted - pending.drafted.proposals[b].sources.count(FORCED)
 
 
 def _shown(pending: Pending, b: int) -> Proposal | None:

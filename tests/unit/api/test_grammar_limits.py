@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.api.grammar import ConstraintError, Constraints
-from paceline.api.grammar_state import GrammarFailedError, MatcherGrammar, Matchers
+from paceline.api.grammar_state import GrammarBrokenError, GrammarFailedError, MatcherGrammar, Matchers
 from paceline.api.tokenizer import Tokenizer
 from paceline.core.request import Constraint
 from tests import tiny_tokenizers
@@ -119,7 +119,7 @@ def test_a_panic_is_one_answers_failure(
 
     state = started(Constraints(tokenizer, SIZE).regex("a[ab]+"), 0, for_good=True)
     monkeypatch.setattr(Failing, "compute_bitmask", panic)
-    with pytest.raises(GrammarFailedError, match="broke down"):
+    with pytest.raises(GrammarBrokenError, match="broke down"):
         state.mask()
     monkeypatch.setattr("llguidance.LLMatcher", Panic)
     with pytest.raises(ConstraintError, match="broke down"):

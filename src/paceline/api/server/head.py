@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.api.server.errors import ApiError, shown
+from paceline.core.request import Fault
 
 if TYPE_CHECKING:
     from paceline.api.results import Result
@@ -55,11 +56,12 @@ def check_result(result: Result) -> None:
     """Refuse to show an answer that the engine ended before its time.
 
     Raises:
-        ApiError: 500 where it failed, 503 where the server ended it.
+        ApiError: 400 where what was asked for cannot go on, 500 where it failed, 503 where the server
+            ended it.
     """
     if result.finish_reason == "error":
         msg = f"the answer failed after {len(result.token_ids)} tokens: {shown(str(result.error), 900)}"
-        raise ApiError(500, msg)
+        raise ApiError(400 if result.fault is Fault.REQUEST else 500, msg)
     if result.finish_reason == "abort":
         msg = (
             f"the server ended this answer after {len(result.token_ids)} tokens, as it is shutting "

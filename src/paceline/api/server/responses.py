@@ -173,7 +173,7 @@ def response_of(
         "created_at": call.created,
         "status": status,
         "background": False,
-        "error": None if error is None else {"code": "server_error", "message": error.message},
+        "error": None if error is None else _failure(error),
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -211,6 +211,12 @@ def response_of(
     if result is not None:
         found |= figures_of([result], call.call.context)
     return found
+
+
+def _failure(error: ApiError) -> dict[str, Any]:
+    """OpenAI has two names for what can go wrong here."""
+    code = "invalid_prompt" if error.status < 500 else "server_error"
+    return {"code": code, "message": error.message}
 
 
 def _tool(function: Any) -> dict[str, Any]:
