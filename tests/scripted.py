@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from paceline.api.llm import LLM
-from paceline.api.server.context import Context, context_of
+from paceline.api.server.context import Compiler, Context, context_of
+from paceline.api.server.settings import ServerSettings
 from paceline.api.server.tools import ModelPlanner, planner_of
 from paceline.api.tokenizer import Tokenizer
 from paceline.core.request import Request
@@ -40,7 +40,11 @@ def script_of(says: Says, tokenizer: Tokenizer) -> Callable[[Request, int], Sequ
 
 @contextmanager
 def scripted(
-    says: Says, tokenizer: Tokenizer | None = None, *, width: int = 5, **options: Any
+    says: Says,
+    tokenizer: Tokenizer | None = None,
+    *,
+    width: int = 5,
+    compiler: Compiler | None = None,
 ) -> Iterator[tuple[LLM, Context, ModelPlanner]]:
     """An LLM that answers with a text, its context and its planner.
 
@@ -48,13 +52,14 @@ def scripted(
         says: see `script_of`.
         tokenizer: default: `thinker()`.
         width: most tokens a step, up to 8.
-        options: of the context.
+        compiler: of constraints.
     """
     found = tokenizer or thinker()
     engine = FakeEngine(script_of(says, found), width=width, max_len=MAX_LEN)
     llm = LLM.from_engine(engine, found)
     try:
-        context = context_of(llm, model_names=["tiny"], created=7, version="1.2", **options)
+        settings = ServerSettings(served_model_name=("tiny",))
+        context = context_of(llm, settings, created=7, version="1.2", compiler=compiler)
         yield llm, context, planner_of(found)
     finally:
         llm.close()

@@ -15,6 +15,7 @@ from paceline.api.server.errors import ApiError
 from paceline.api.server.job import Job
 from paceline.api.server.protocol_chat import ChatRequest
 from paceline.api.server.protocol_completions import CompletionRequest
+from paceline.api.server.settings import ServerSettings
 from paceline.api.tokenizer import Tokenizer
 from paceline.api.tokenizer_files import TokenizerParts
 from paceline.core.request import Request
@@ -43,10 +44,12 @@ def text_of(token_ids: Sequence[int]) -> str:
 @contextmanager
 def served(script: Script = (5, EOS), **options: Any) -> Iterator[tuple[LLM, Context]]:
     """An LLM over a fake engine, and its context."""
-    changes = {k: options.pop(k) for k in ("compiler", "strict", "draft_usage") if k in options}
+    compiler = options.pop("compiler", None)
+    changes = {k: options.pop(k) for k in ("strict", "enable_draft_usage") if k in options}
+    settings = ServerSettings(served_model_name=("tiny",), **changes)
     llm = LLM.from_engine(FakeEngine(script, **options), TOKENIZER)
     try:
-        yield llm, context_of(llm, model_names=["tiny"], created=7, version="1.2", **changes)
+        yield llm, context_of(llm, settings, created=7, version="1.2", compiler=compiler)
     finally:
         llm.close()
 

@@ -87,7 +87,7 @@ def create_app(service: Service, *, metrics: Metrics) -> FastAPI:
 
 
 def _context(service: Service) -> Context:
-    llm, settings = service.llm, service.settings
+    llm = service.llm
     ends = (*llm.tokenizer.eos_token_ids, *llm.model_config.eos_token_ids)
     try:
         compiler = Constraints(llm.tokenizer, llm.model_config.vocab_size, ends)
@@ -96,13 +96,10 @@ def _context(service: Service) -> Context:
         compiler = None
     return context_of(
         llm,
-        model_names=settings.served_model_name or (llm.config.model,),
+        service.settings,
         created=int(time.time()),
         version=paceline.__version__,
         compiler=compiler,
-        strict=settings.strict,
-        draft_usage=settings.enable_draft_usage,
-        spec_metrics=settings.per_request_spec_decode_metrics != "none",
     )
 
 

@@ -11,6 +11,7 @@ from paceline.api.server.errors import ApiError
 from paceline.core.tree import FORCED
 
 if TYPE_CHECKING:
+    from paceline.api.server.settings import ServerSettings
     from paceline.api.tokenizer import Tokenizer
     from paceline.core.config import EngineConfig, ModelConfig
     from paceline.core.request import Constraint
@@ -81,10 +82,10 @@ class Context:
     sources: Mapping[int, str]
     fingerprint: str
     created: int  # Unix seconds at which the server started
-    compiler: Compiler | None = None
-    strict: bool = False  # unknown fields are refused
-    draft_usage: bool = False  # usage counts accepted and rejected draft tokens
-    spec_metrics: bool = True  # answers say how they were speculated on
+    compiler: Compiler | None  # None: requests for structured output are refused
+    strict: bool  # unknown fields are refused
+    draft_usage: bool  # usage counts accepted and rejected draft tokens
+    spec_metrics: bool  # answers say how they were speculated on
 
     @property
     def model(self) -> str:
@@ -112,26 +113,20 @@ class Context:
 
 def context_of(
     llm: Served,
+    settings: ServerSettings,
     *,
-    model_names: Sequence[str],
     created: int,
     version: str,
     compiler: Compiler | None = None,
-    strict: bool = False,
-    draft_usage: bool = False,
-    spec_metrics: bool = True,
 ) -> Context:
     """The context of a server over an LLM.
 
     Args:
         llm: what is served.
-        model_names: names that requests may use, the answers' own first.
+        settings: of the server.
         created: Unix seconds.
         version: the package's.
         compiler: of constraints; None: requests for structured output are refused.
-        strict: refuse unknown fields.
-        draft_usage: see `Context`.
-        spec_metrics: see `Context`.
     """
     spec = llm.spec
     drafters = (spec.name, *llm.config.draft.parts)
@@ -139,7 +134,7 @@ def context_of(
     digest = hashlib.sha256(repr((llm.config, llm.model_config)).encode()).hexdigest()[:8]
     return Context(
         tokenizer=llm.tokenizer,
-        model_names=tuple(model_names),
+        model_names=settings.served_model_name or (llm.config.model,),
         max_len=llm.max_len,
         vocab_size=llm.model_config.vocab_size,
         drafter=spec.name,
@@ -148,7 +143,7 @@ def context_of(
         fingerprint=f"paceline-{version}-{spec.name}-{digest}",
         created=created,
         compiler=compiler,
-        strict=strict,
-        draft_usage=draft_usage,
-        spec_metrics=spec_metrics,
+        strict=settings.strict,
+        draft_usage=settings.enable_draft_usage,
+        spec_metrics=settings.per_request_spec_decode_metrics != "none",
     )
