@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import sys
 import time
@@ -17,6 +18,9 @@ from typing import Any
 import uvloop
 
 HOST = "127.0.0.1"
+_USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')  # in the last event but [DONE]
+_TAIL = 2048  # bytes, more than that event has
+_OK = b"HTTP/1.1 200"
 
 
 class Reader(asyncio.Protocol):
@@ -25,7 +29,7 @@ class Reader(asyncio.Protocol):
     def __init__(self, request: bytes) -> None:
         self.request = request
         self.sent = self.first = self.last = 0.0
-        self.num_bytes = self.num_reads = 0
+        self.num_bytes = self.num_reads = self.num_tokens = 0
         self.status = 0
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tail = b""
@@ -48,8 +52,10 @@ class Reader(asyncio.Protocol):
         self.num_reads += 1
         tail = self._tail + data
         if b"[DONE]" in tail or self.status != 200:
+            if found := _USAGE.search(tail):
+                self.num_tokens = int(found[1])
             self._end()
-        self._tail = tail[-8:]
+        self._tail = tail[-_TAIL:]
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The server has closed."""
@@ -67,6 +73,7 @@ class Reader(asyncio.Protocol):
             "first_s": self.first - self.sent,
             "sent": self.sent,
             "end": self.last,
+            "num_tokens": self.num_tokens,
             "num_bytes": self.num_bytes,
             "num_reads": self.num_reads,
         }
@@ -135,16 +142,23 @@ async def hold(order: Mapping[str, Any], held: list[Any]) -> dict[str, Any]:
     return {"held": len(held)}
 
 
-async def sip(order: Mapping[str, Any]) -> None:
-    """Ask for a stream and read a byte of it a second."""
+async def sip(order: Mapping[str, Any], answered: asyncio.Future[None]) -> None:
+    """Ask for a stream; once it is answered, read a byte of it a second."""
     events = asyncio.get_running_loop()
     with socket.socket() as slow:
         slow.setblocking(False)
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         await events.sock_connect(slow, (HOST, order["port"]))
         await events.sock_sendall(slow, post(order["bodies"][0]))
+        status = b""
+        while len(status) < len(_OK) and (more := await events.sock_recv(slow, 1)):
+            status += more
+        assert status == _OK, status
+        answered.set_result(None)
         while await events.sock_recv(slow, 1):  # noqa: ASYNC110 (it waits for bytes)
             await asyncio.sleep(1.0)
+        msg = "the server has closed a stream that was read slowly"
+        raise ConnectionError(msg)
 
 
 async def obey() -> None:
@@ -162,12 +176,15 @@ async def obey() -> None:
             case "hold":
                 outcome = await hold(order, held)
             case "sip":
-                sipping.append(asyncio.create_task(sip(order)))
+                answered = events.create_future()
+                sipping.append(asyncio.create_task(sip(order, answered)))
+                await asyncio.wait((answered, sipping[-1]), return_when="FIRST_COMPLETED")
             case "release":
                 for protocol in held:
                     protocol.transport.close()
                 for task in sipping:
-                    task.cancel()
+                    if not task.cancel():
+                        task.result()  # it has ended before its time: say why
                 held.clear()
                 sipping.clear()
         outcome["client_cpu_s"] = time.process_time() - start

@@ -13,13 +13,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 from cpu_steps import Row, row
-from serve_local import Clients, Local, process, resident
+from serve_local import Clients, Local, Switched, process, resident, server_load
 
 from paceline.api.llm import LLM
 from paceline.api.server.life import quick_turns
@@ -31,6 +32,7 @@ HERE = Path(__file__).parent
 STREAMS = 16
 TOKENS = 96  # of an answer
 LONG = 256  # of an answer that others are measured beside
+ENDLESS = 8000  # of one that outlasts the measurement
 ROUNDS = 8
 PROBE_AFTER_S, PROBE_EVERY_S = 1.0, 0.2
 _NOUNS = "cat dog ship tree house king river stone bird star book lamp road field cloud train"
@@ -38,8 +40,9 @@ PROMPTS = [f"Write a story about a {noun}." for noun in _NOUNS.split()]
 
 
 def body(prompt: str, tokens: int, salt: str, **more: Any) -> dict[str, Any]:
-    """A request that is streamed, and never ends early."""
-    fixed = {"temperature": 0, "ignore_eos": True, "stream": True}
+    """A request that is streamed, never ends early, and says at its end how many tokens it had."""
+    fixed: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "stream": True}
+    fixed["stream_options"] = {"include_usage": True}
     return {"prompt": prompt, "max_tokens": tokens, "cache_salt": salt, **fixed, **more}
 
 
@@ -95,45 +98,65 @@ def _is_last(out: StepOutput) -> bool:
     return out.finish_reason is not None
 
 
+def load(clients: Clients, port: int, bodies: Sequence[dict[str, Any]], **probes: Any) -> Any:
+    """Send requests at once; what the clients noted, once every answer has proved to be whole."""
+    seen = clients("load", port=port, bodies=bodies, **probes)
+    asked = [(b, s) for b, s in zip(bodies, seen["streams"], strict=True)]
+    asked += [(probes["probe"], s) for s in seen["probes"]]
+    for request, noted in asked:
+        whole = noted["status"] == 200 and noted["num_tokens"] == request["max_tokens"]
+        assert whole, f"{request} was answered with {noted}"
+    return seen
+
+
 def over_http(clients: Clients, port: int, tokens: int, salt: str) -> tuple[float, Any]:
     """Tokens per second of all streams together, and what the clients noted."""
-    seen = clients("load", port=port, bodies=[body(p, tokens, salt) for p in PROMPTS])
-    assert all(s["status"] == 200 for s in seen["streams"]), seen
+    seen = load(clients, port, [body(p, tokens, salt) for p in PROMPTS])
     start, end = min(s["sent"] for s in seen["streams"]), max(s["end"] for s in seen["streams"])
     return STREAMS * tokens / (end - start), seen
 
 
-def throughput(llm: LLM, spec: str, clients: Clients) -> Row:
+@dataclass(frozen=True, slots=True)
+class Http:
+    """A server over the engine, and who asks it."""
+
+    spec: str
+    local: Local
+    stages: Switched
+    clients: Clients
+
+
+def throughput(engine: Engine, http: Http) -> Row:
     """What the HTTP layer takes of the engine's own throughput, in pairs that take turns."""
-    engine, local = Engine(llm), Local(llm)
-    own, http, cpu, client = [], [], [], []
+    local = http.local
+    own, over, cpu, client = [], [], [], []
     for i in range(-1, ROUNDS):  # the first warms up
         order: list[Callable[[], object]] = []
-        salt = f"{spec}-{i}"
+        salt = f"{http.spec}-{i}"
 
         def alone(salt: str = salt) -> None:
             own.append(engine.throughput(TOKENS, f"{salt}-engine"))
 
         def served(salt: str = salt) -> None:
             before = local.cpu_seconds()
-            speed, seen = over_http(clients, local.port, TOKENS, f"{salt}-http")
-            http.append(speed)
+            with http.stages.counting():
+                speed, seen = over_http(http.clients, local.port, TOKENS, f"{salt}-http")
+            over.append(speed)
             cpu.append((local.cpu_seconds() - before) / (STREAMS * TOKENS))
             client.append(seen["client_cpu_s"] / (STREAMS * TOKENS))
 
         order = [alone, served] if i % 2 else [served, alone]
         for part in order:
             part()
-    local.close()
-    losses = [1 - h / o for h, o in zip(http[1:], own[1:], strict=True)]
+    losses = [1 - h / o for h, o in zip(over[1:], own[1:], strict=True)]
     return row(
-        f"http_cost_{spec}",
+        f"http_cost_{http.spec}",
         statistics.median(losses),
         "of throughput",
         0.08,
         baseline={
             "engine_tokens_per_second": [round(v, 1) for v in own[1:]],
-            "http_tokens_per_second": [round(v, 1) for v in http[1:]],
+            "http_tokens_per_second": [round(v, 1) for v in over[1:]],
             "server_cpu_us_per_token": round(statistics.median(cpu[1:]) * 1e6, 1),
             "clients_cpu_us_per_token": round(statistics.median(client[1:]) * 1e6, 1),
         },
@@ -141,33 +164,32 @@ def throughput(llm: LLM, spec: str, clients: Clients) -> Row:
     )
 
 
-def first_token(llm: LLM, spec: str, clients: Clients) -> Row:
+def first_token(engine: Engine, http: Http) -> Row:
     """Time to the token of a 1-token request beside 16 streams, over HTTP against the engine's."""
-    engine, local = Engine(llm), Local(llm)
     own: list[float] = []
-    http: list[float] = []
+    over: list[float] = []
     for i in range(3):
-        salt = f"first-{spec}-{i}"
+        salt = f"first-{http.spec}-{i}"
         own += engine.first_tokens(f"{salt}-engine")
-        seen = clients(
-            "load",
-            port=local.port,
-            bodies=[body(p, LONG, f"{salt}-http") for p in PROMPTS],
-            probe=body(PROMPTS[0], 1, f"{salt}-probe"),
-            probe_after_s=PROBE_AFTER_S,
-            probe_every_s=PROBE_EVERY_S,
-        )
-        http += [p["first_s"] for p in seen["probes"]]
-    local.close()
+        with http.stages.counting():
+            seen = load(
+                http.clients,
+                http.local.port,
+                [body(p, LONG, f"{salt}-http") for p in PROMPTS],
+                probe=body(PROMPTS[0], 1, f"{salt}-probe"),
+                probe_after_s=PROBE_AFTER_S,
+                probe_every_s=PROBE_EVERY_S,
+            )
+        over += [p["first_s"] for p in seen["probes"]]
     return row(
-        f"first_token_{spec}",
-        statistics.median(http) / statistics.median(own),
+        f"first_token_{http.spec}",
+        statistics.median(over) / statistics.median(own),
         "x the engine's",
         1.3,
         baseline={
             "engine_ms": _quartiles(own),
-            "http_ms": _quartiles(http),
-            "probes": [len(own), len(http)],
+            "http_ms": _quartiles(over),
+            "probes": [len(own), len(over)],
         },
         low=True,
     )
@@ -180,8 +202,8 @@ def _quartiles(seconds: Sequence[float]) -> list[float]:
 def memory(clients: Clients, folder: Path) -> Row:
     """What 1,000 idle connections and 200 requests that wait add to a server with 16 streams."""
     with process(folder, "--max-rows", str(STREAMS)) as (pid, port):
-        clients("load", port=port, bodies=[body(p, TOKENS, "warm") for p in PROMPTS])
-        running = [body(p, 100_000, "run") for p in PROMPTS]
+        load(clients, port, [body(p, TOKENS, "warm") for p in PROMPTS])
+        running = [body(p, ENDLESS, "run") for p in PROMPTS]
         clients("hold", port=port, idle=0, bodies=running)
         time.sleep(5)
         before = resident(pid)
@@ -189,6 +211,8 @@ def memory(clients: Clients, folder: Path) -> Row:
         clients("hold", port=port, idle=1000, bodies=waiting)
         time.sleep(2)
         after = resident(pid)
+        open_now = server_load(port)
+        assert open_now == STREAMS + len(waiting), f"{open_now} requests are open"
         clients("release")
     return row(
         "idle_and_queued_memory",
@@ -213,7 +237,7 @@ def slow_reader(clients: Clients, folder: Path) -> Row:
                 bodies = [body(p, TOKENS, salt) for p in rest]
                 if way == "sip":
                     clients("sip", port=port, bodies=wide)
-                seen = clients("load", port=port, bodies=bodies + (wide if way == "load" else []))
+                seen = load(clients, port, bodies + (wide if way == "load" else []))
                 clients("release")
                 readers = seen["streams"][: len(rest)]
                 start, end = min(s["sent"] for s in readers), max(s["end"] for s in readers)
@@ -239,16 +263,18 @@ def main() -> None:
     wanted = args.only or ["speed", "memory", "slow"]
     started = time.time()
     rows: list[Row] = []
-    clients = Clients()
+    clients, stages = Clients(), Switched()
     try:
         for spec in args.spec if "speed" in wanted else ():
             # Rows for probes beside those of the streams; the rest is as `paceline serve` has it.
             with (
-                LLM(spec=spec, max_rows=STREAMS + 4, seed=0) as llm,
+                LLM(spec=spec, max_rows=STREAMS + 4, seed=0, stages=stages) as llm,
                 only_new_garbage(),
                 quick_turns(),
             ):
-                rows += [throughput(llm, spec, clients), first_token(llm, spec, clients)]
+                http = Http(spec, Local(llm, stages), stages, clients)
+                rows += [measure(Engine(llm), http) for measure in (throughput, first_token)]
+                http.local.close()
         with tempfile.TemporaryDirectory() as folder:
             if "memory" in wanted:
                 rows.append(memory(clients, Path(folder)))

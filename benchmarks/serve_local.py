@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from paceline.api.server.connection import limited
 from paceline.api.server.metrics import Metrics
 from paceline.api.server.service import Service
 from paceline.api.server.settings import ServerSettings
+from paceline.api.server.stage_clock import StageClock
+from paceline.core.stages import silent
 
 HERE = Path(__file__).parent
 
@@ -54,15 +57,40 @@ class Clients:
         self._process.wait()
 
 
+class Switched:
+    """Stages for an LLM that is used without a server and with one, which alone counts their times."""
+
+    def __init__(self) -> None:
+        self.clock = StageClock()
+        self.on = False
+
+    def __call__(self, name: str) -> AbstractContextManager[None]:
+        """Implement `Stages`."""
+        return self.clock(name) if self.on else silent(name)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """For the time of the context the server counts."""
+        self.on = True
+        try:
+            yield
+        finally:
+            self.on = False
+
+
 class Local:
     """The HTTP layer over an LLM, in a thread.
+
+    Args:
+        stages: the LLM's.
 
     Attributes:
         port: where it listens.
     """
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, stages: Switched) -> None:
         self.port = 0
+        self._stages = stages
         self._llm = llm
         self._up = threading.Event()
         self._server: uvicorn.Server | None = None
@@ -92,7 +120,8 @@ class Local:
 
     async def _serve(self) -> None:
         settings = ServerSettings(served_model_name=("default",))
-        metrics = Metrics("default")
+        metrics = Metrics("default", num_positions=self._llm.spec.max_depth)
+        self._stages.clock.tell = metrics.observe_stage
         app = create_app(Service(self._llm, settings, listener=metrics), metrics=metrics)
         config = uvicorn.Config(
             app, http=limited(settings), ws="none", port=0, log_config=None, access_log=False
@@ -122,6 +151,12 @@ def process(folder: Path, *flags: str) -> Iterator[tuple[int, int]]:
             yield server.pid, int(port.read_text())
         finally:
             server.terminate()
+
+
+def server_load(port: int) -> int:
+    """Requests that a server has open."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/load", timeout=60) as answer:
+        return int(json.load(answer)["server_load"])
 
 
 def resident(pid: int) -> float:
