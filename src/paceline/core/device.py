@@ -142,9 +142,18 @@ def used_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.memory_reserved(device))
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError):
+        return resident_memory(os.getpid())
+    except OSError:
         return 0
+
+
+def resident_memory(pid: int) -> int:
+    """Bytes of RAM that a process holds.
+
+    Raises:
+        OSError: there is no such process, or the system is not Linux.
+    """
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 
 from paceline.api.server import life
 from paceline.api.server.settings import ServerSettings
+from paceline.core.device import resident_memory
 from paceline.core.errors import ConfigError
 from tests.local_server import ENDLESS, PATH, answer_on, body, post, wait_for
 
@@ -208,13 +208,8 @@ def test_a_port_that_is_taken_is_told() -> None:
 def test_a_thousand_idle_connections_take_little(start) -> None:
     """1,000 kept connections and 200 waiting requests, within 150 MB."""
     server = start(max_queued_requests=256)
-
-    def resident() -> float:
-        status = Path(f"/proc/{server.process.pid}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+) kB", status)[1]) / 1000
-
     streams = [server.begun() for _ in range(16)]
-    before = resident()
+    before = resident_memory(server.process.pid)
     kept = []
     for _ in range(1000):
         kept.append(socket.create_connection(("127.0.0.1", server.port), END_S))
@@ -224,7 +219,7 @@ def test_a_thousand_idle_connections_take_little(start) -> None:
         one.sendall(post(body(max_tokens=ENDLESS, stream=True)))
     for one in kept[:200]:
         assert one.recv(15) == b"HTTP/1.1 200 OK"
-    grown = resident() - before
+    grown = (resident_memory(server.process.pid) - before) / 1e6
     with httpx2.Client(base_url=server.url, timeout=END_S) as client:
         assert client.get("/load").json()["server_load"] == 216
         for one in [*kept, *streams]:
