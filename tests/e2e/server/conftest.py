@@ -11,6 +11,7 @@ import pytest
 from openai import OpenAI
 
 from tests import tiny
+from tests.blocking import CLIENTS, openai_client
 from tests.browser import Page, asked, chromium, emulate, resize, said
 from tests.byte_tokenizer import byte_tokenizer
 from tests.server_process import ServerProcess, running
@@ -49,9 +50,10 @@ def plain_server(
         yield found
 
 
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[OpenAI]:
-    with OpenAI(base_url=server.v1, api_key="none", max_retries=0) as found:
+@pytest.fixture(params=CLIENTS)
+def client(server: ServerProcess, request: pytest.FixtureRequest) -> Iterator[OpenAI]:
+    """The official client; whoever asks for it is run with the sync and with the async one."""
+    with openai_client(request.param, server.v1) as found:
         yield found
 
 

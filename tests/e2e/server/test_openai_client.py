@@ -211,7 +211,8 @@ def test_caches_are_shared_within_a_salt(client: OpenAI) -> None:
     """A prefix that one tenant has computed must not be noticed by another."""
 
     def cached(**extra) -> int:
-        prompt = "a prompt that is long enough to fill several pages of the cache " * 2
+        text = f"{type(client).__name__}: long enough to fill several pages of the cache "
+        prompt = text * 2  # no other test's
         usage = complete(client, prompt=prompt, max_tokens=1, extra_body=extra).usage
         return usage.prompt_tokens_details.cached_tokens
 

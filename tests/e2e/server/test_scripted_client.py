@@ -13,7 +13,8 @@ from pydantic import BaseModel
 
 from paceline.api.server.settings import ServerSettings
 from paceline.core.request import Request
-from tests.local_server import local_server
+from tests.blocking import CLIENTS, openai_client
+from tests.local_server import local_server, wait_for
 from tests.scripted import MAX_LEN, script_of, thinker
 
 TOKENIZER = thinker()
@@ -63,9 +64,14 @@ def url() -> Iterator[str]:
         yield f"{found.url}/v1"
 
 
+@pytest.fixture(params=CLIENTS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture
-def client(url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=url, api_key="one", max_retries=0) as found:
+def client(url: str, kind: str) -> Iterator[OpenAI]:
+    with openai_client(kind, url, "one") as found:
         yield found
 
 
@@ -77,8 +83,8 @@ def slow() -> Iterator[None]:
 
 
 @pytest.fixture
-def other(url: str) -> Iterator[OpenAI]:
-    with OpenAI(base_url=url, api_key="two", max_retries=0) as found:
+def other(url: str, kind: str) -> Iterator[OpenAI]:
+    with openai_client(kind, url, "two") as found:
         yield found
 
 
@@ -279,14 +285,15 @@ def test_a_client_that_leaves_ends_its_response(client: OpenAI, slow: None) -> N
     with client.responses.create(model="tiny", input="endless", stream=True) as stream:
         made = next(iter(stream)).response.id  # type: ignore[union-attr]
     assert client.responses.create(model="tiny", input="Hello").status == "completed"
-    for _ in range(200):
+
+    def forgotten() -> bool:
         try:
             client.responses.retrieve(made)
         except openai.NotFoundError:
-            break
-        threading.Event().wait(0.01)
-    else:
-        pytest.fail("the response goes on without its client")
+            return True
+        return False
+
+    wait_for(forgotten)
 
 
 def test_mistakes_in_responses_are_told(client: OpenAI) -> None:

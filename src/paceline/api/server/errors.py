@@ -41,7 +41,8 @@ TYPES: Mapping[int, str] = {
 MAX_ERRORS = 10  # of one request that are told
 MAX_VALUE = 200  # characters of a value that is quoted
 MAX_MESSAGE = 4000  # characters of a message as a whole
-_PATH = re.compile(r"(?<![\w:/.])(?!/v1/)(?:/[\w.@+-]+){2,}/?|\b[A-Za-z]:\\[^\s'\"]+")
+# Not a JSON pointer, which leads into what the client sent itself.
+_PATH = re.compile(r"(?<![\w:/.#])(?!/v1/)(?:/[\w.@+-]+){2,}/?|\b[A-Za-z]:\\[^\s'\"]+")
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 
 

@@ -94,6 +94,8 @@ def test_messages_hold_no_paths_and_addresses() -> None:
         "in /usr/lib/python3/site.py at 0x7f00deadbeef, see /v1/models or C:\\key.txt", 900
     )
     assert text == "in (path) at (address), see /v1/models or (path)"
+    pointer = "the JSON schema uses if (at #/properties/a/items)"
+    assert shown(pointer) == pointer  # a place in what the client sent itself
 
 
 def test_errors_from_below_hold_no_paths_and_answers_do() -> None:
