@@ -290,11 +290,12 @@ def _check(
         ("temperature", temperature, 0),
     )
     problems = [
-        f"--{name} {value} must be >= {low}"
+        f"--{name} is {value:g}; at least {low} is possible; raise it"
         for name, value, low in wanted
         if value is not None and not value >= low
     ]
-    problems += [f"--timeout {timeout:g} must be above 0"] * (not timeout > 0)
+    if not timeout > 0:
+        problems.append(f"--timeout is {timeout:g}; more than 0 seconds are possible; raise it")
     if problems:
         msg = "invalid options: " + "; ".join(problems)
         raise ConfigError(msg)

@@ -79,7 +79,7 @@ class AnswerRules:
         if compiler is None:
             msg = (
                 "tool_choice, strict functions and parallel_tool_calls false need structured output, "
-                'and this server was started without; tool_choice "auto" is possible'
+                'and this server was started without; tool_choice "auto" is possible; ask for that'
             )
             raise bad(msg, "tool_choice")
         stands = Thinking.CLOSED if self.think is None else thinking()

@@ -61,7 +61,7 @@ def understand(body: bytes, model: type[B], read: Callable[[B], T]) -> T:
     try:
         return read(parsed(body, model))
     except RecursionError as error:  # where limits.py lets such a body pass
-        msg = "the body is nested too deeply; send flatter JSON"
+        msg = "the body is nested deeper than it can be read; a few dozen levels are possible; send flatter JSON"
         raise bad(msg, None) from error
 
 

@@ -76,7 +76,7 @@ def messages_of(
 def _add_message(found: list[dict[str, Any]], item: Item, where: str, *, developer: bool) -> None:
     role = item.get("role")
     if role not in _ROLES:
-        msg = f"{where}: the role {quoted(role)} is not known; {', '.join(_ROLES)} are"
+        msg = f"{where}: the role {quoted(role)} is not known; {', '.join(_ROLES)} are; give one of these"
         raise bad(msg, f"{where}.role")
     text = _text(item.get("content"), f"{where}.content")
     if role == "assistant":
@@ -132,7 +132,9 @@ def _text(content: object, where: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        msg = f"{where}: text or a list of parts is possible, got {quoted(content)}"
+        msg = (
+            f"{where}: {quoted(content)} is no text; text or a list of parts is possible; send that"
+        )
         raise bad(msg, where)
     texts: list[str] = []
     for part in content:

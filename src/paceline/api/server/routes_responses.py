@@ -221,7 +221,10 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
         if running is not None:
             return JsonAnswer(running.cancel())
         status = shared.found(request, response_id).response["status"]
-        msg = f"the response has ended ({status}); one that is being made can be called off"
+        msg = (
+            f"the response has ended ({status}); one that is being made can be called off; get it as it "
+            "is, or delete it"
+        )
         raise bad(msg, "response_id")
 
     return found

@@ -155,7 +155,8 @@ def truncated(
         return ids
     if most == 0:
         msg = (
-            "truncate_prompt_tokens 0 leaves no prompt; 1 or more, or -1 for what fits, is possible"
+            "truncate_prompt_tokens 0 leaves no prompt; 1 or more, or -1 for what fits, is possible; "
+            "give one of these"
         )
         raise bad(msg, "truncate_prompt_tokens")
     if most < 0:
@@ -201,7 +202,10 @@ def _bias(given: Mapping[str, float], vocab_size: int) -> dict[int, float]:
             msg = f"logit_bias: {quoted(key)} is no token id; write the id as a string of digits"
             raise bad(msg, "logit_bias")
         if not -100 <= value <= 100:
-            msg = f"logit_bias: {value!r} of token {key} is not in -100 ... 100"
+            msg = (
+                f"logit_bias: {value!r} of token {key} is out of range; -100 ... 100 is possible; give "
+                "a value in it"
+            )
             raise bad(msg, "logit_bias")
         if int(key) in found:
             msg = f"logit_bias: {quoted(key)} is token {int(key)}, which is there already; give it once"

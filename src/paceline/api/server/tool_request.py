@@ -111,7 +111,10 @@ def _function(tool: Mapping[str, Any], index: int) -> Function:
         raise bad(msg, f"{where}.type")
     inner = tool.get("function", tool)
     if not isinstance(inner, Mapping):
-        msg = f"{where}.function: an object with a name is possible, got {quoted(inner)}"
+        msg = (
+            f"{where}.function: {quoted(inner)} is no function; an object with a name is possible; send "
+            "that"
+        )
         raise bad(msg, f"{where}.function")
     name, description = inner.get("name"), inner.get("description")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
@@ -121,11 +124,17 @@ def _function(tool: Mapping[str, Any], index: int) -> Function:
         )
         raise bad(msg, f"{where}.function.name")
     if description is not None and not isinstance(description, str):
-        msg = f"{where}: the description of {name} is {quoted(description)}; text is possible"
+        msg = (
+            f"{where}: the description of {name} is {quoted(description)}; text is possible; write one, "
+            "or leave it out"
+        )
         raise bad(msg, f"{where}.function.description")
     strict = inner.get("strict")
     if strict is not None and not isinstance(strict, bool):
-        msg = f"{where}: strict of {name} is {quoted(strict)}; true or false is possible"
+        msg = (
+            f"{where}: strict of {name} is {quoted(strict)}; true or false is possible; choose one, or "
+            "leave it out"
+        )
         raise bad(msg, f"{where}.function.strict")
     schema = _schema(inner.get("parameters"), f"{where}.function.parameters")
     return Function(name=name, description=description, schema=schema, strict=bool(strict))
@@ -138,8 +147,8 @@ def _schema(given: object, where: str) -> Mapping[str, Any]:
     if not isinstance(given, Mapping) or given.get("type", "object") != "object":
         found = given.get("type") if isinstance(given, Mapping) else given
         msg = (
-            f"{where}: a JSON schema of an object is possible, got {quoted(found)}; arguments have "
-            "names, so wrap other values in an object"
+            f"{where}: {quoted(found)} is no object's schema; a JSON schema of an object is possible, as "
+            "arguments have names; wrap other values in an object"
         )
         raise bad(msg, where)
     return {"type": "object", **given}
@@ -167,7 +176,7 @@ def _choice(given: object, names: Sequence[str]) -> tuple[Mode, Sequence[str] | 
             asked = repr(shown(given)) if isinstance(given, str) else quoted(given)
             msg = (
                 f'tool_choice {asked} is not known; "none", "auto", "required" and {{"type": '
-                '"function", "function": {"name": ...}} are possible'
+                '"function", "function": {"name": ...}} are possible; choose one of these'
             )
             raise bad(msg, "tool_choice")
 
@@ -177,8 +186,8 @@ def _allowed(given: object, names: Sequence[str]) -> tuple[Mode, Sequence[str]]:
     tools = given.get("tools") if isinstance(given, Mapping) else None
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
         msg = (
-            'tool_choice of type allowed_tools: {"mode": "auto" or "required", "tools": [...]} with '
-            "at least one tool is possible"
+            "tool_choice of type allowed_tools lacks a mode or tools; "
+            '{"mode": "auto" or "required", "tools": [...]} with at least one tool is possible; give both'
         )
         raise bad(msg, "tool_choice")
     chosen = []
