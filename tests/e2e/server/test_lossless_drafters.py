@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from tests.e2e.server.conftest import FLAGS
-from tests.http_cases import CASES, answer, shown
+from tests.http_cases import CASES, CONTRADICTIONS, answer, refusal, shown
 from tests.server_process import running
 from tests.tiny_drafters import overfit_dflash
 from tests.tiny_eagle3 import overfit_eagle3
@@ -35,6 +35,13 @@ def expected(plain_server):
 
 
 @pytest.fixture(scope="module")
+def refused(plain_server):
+    """What plain decoding says of options that a grammar contradicts."""
+    with httpx2.Client(base_url=plain_server.url, timeout=60) as http:
+        return {name: refusal(http, case) for name, case in CONTRADICTIONS.items()}
+
+
+@pytest.fixture(scope="module")
 def networks(tiny_model, expected, tmp_path_factory) -> dict[str, Path]:
     """Drafters that have learned a greedy answer by heart."""
     from tests.byte_tokenizer import byte_tokenizer
@@ -50,7 +57,9 @@ def networks(tiny_model, expected, tmp_path_factory) -> dict[str, Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_every_drafter_changes_no_token(name, tiny_model, networks, expected, tmp_path) -> None:
+def test_every_drafter_changes_no_token(
+    name, tiny_model, networks, expected, refused, tmp_path
+) -> None:
     """The same ids, text, log-probabilities and reason, while drafts are accepted."""
     network, flags = DRAFTERS[name]
     given = ["--spec", name, "--spec-check", "off", *FLAGS, *flags]
@@ -65,5 +74,9 @@ def test_every_drafter_changes_no_token(name, tiny_model, networks, expected, tm
             found = answer(http, case)
             assert shown(found) == expected[case_name], case_name
             figures = found.get("metrics", {}).get("speculative_decoding", {})
+            # A grammar's forced tokens are accepted whatever the drafter does.
             accepted += figures.get("num_accepted_draft_tokens", 0)
+            accepted -= figures.get("num_forced_tokens", 0)
+        for key, contradiction in CONTRADICTIONS.items():
+            assert refusal(http, contradiction) == refused[key], key
     assert accepted > 9, "hardly a draft was accepted, so little is shown"
