@@ -48,8 +48,10 @@ def grower_of(proposer: Any, num_rows: int) -> Grower:
         return NetworkGrower(proposer._drafter)
     network = next(part for part in proposer._parts if part.observes)
     hosts = [part for part in proposer._parts if part is not network]
-    grower, device = NetworkGrower(network._drafter), torch.device("cpu")
-    return MergedGrower(proposer._merged, proposer.spec, hosts, grower, num_rows, device)
+    network.grower, device = NetworkGrower(network._drafter), torch.device("cpu")
+    return MergedGrower(
+        proposer._merged, proposer.spec, hosts, network, proposer._wanted, num_rows, device
+    )
 
 
 def as_on_gpu(eng: Engine, recorder: Recorder | None = None) -> GraphCache:

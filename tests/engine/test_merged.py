@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,10 +125,11 @@ def test_every_part_learns() -> None:
     proposer = MergedProposer(whole, parts, 4, torch.device("cpu"))
     assert proposer.observes
     nothing: Any = None
-    proposer.join(nothing)
+    sequence: Any = SimpleNamespace(row=0, request=request("a", [3], SamplingParams()))
+    proposer.join(sequence)
     proposer.observe(nothing)
     proposer.tell(HostCommit(rows=[], tokens=[]))
-    proposer.leave(nothing, finished=True)
+    proposer.leave(sequence, finished=True)
     assert log == [
         *("suffix joins", "network joins", "network observes"),
         *("suffix is told", "network is told", "suffix leaves", "network leaves"),

@@ -68,9 +68,10 @@ SAMPLING_HELP: Mapping[str, str] = {
     "skip_special_tokens": "leave special tokens out of the text",
     "include_stop_str_in_output": "let the text end with the stop text",
     "num_speculative_tokens": "most draft nodes for this answer; 0: no speculation",
+    "drafter": "of several that are loaded, the only one that drafts for this answer",
 }
-# Served by the engine's own flag of the same meaning.
-_NO_FLAG = frozenset({"num_speculative_tokens"})
+# Served by the engine's own flags of the same meaning.
+_NO_FLAG = frozenset({"num_speculative_tokens", "drafter"})
 # On the command line --seed is the answer's; the engine's own has another name.
 ENGINE_SEED = "engine_seed"
 _LISTS = {"stop": list[str], "allowed_token_ids": list[int], "banned_token_ids": list[int]}

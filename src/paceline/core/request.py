@@ -27,7 +27,9 @@ class FinishReason(enum.Enum):
 class Fault(enum.Enum):
     """Whose doing it is that a request ended with an error."""
 
-    REQUEST = "request"  # its options and its grammar leave nothing, or its grammar cannot be followed
+    REQUEST = (
+        "request"  # its options and its grammar leave nothing, or its grammar cannot be followed
+    )
     ENGINE = "engine"  # all else: a failed target, a stopper or a grammar with a bug
 
 
@@ -64,6 +66,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     num_speculative_tokens: int | None = None  # cap for this request; 0 turns speculation off
+    drafter: str | None = None  # of a merged drafter the only part that drafts; None: all of them
 
     def __post_init__(self) -> None:
         """Refuse what is out of range, all problems at once."""

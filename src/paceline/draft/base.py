@@ -7,8 +7,8 @@ knows scheduling, graphs, pages or sampling.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -38,7 +38,10 @@ class DrafterSpec:
     max_nodes: int  # N: most nodes of a tree, root included
     max_depth: int  # A - 1: most draft tokens on a path
     on_host: bool
-    source: int = 0  # of a network: what its nodes have in `DraftTree.sources`
+    parts: tuple[str, ...] = ()  # of several in one: names that a request may choose from
+    # What its nodes have in `DraftTree.sources` -> where such a token came from, in a word for people.
+    sources: Mapping[int, str] = field(default_factory=dict)
+    source: int = 0  # of a network: its one number there
     aux_layers: tuple[int, ...] = ()  # target layers whose output is tapped
     kv: DraftKV | None = None  # None: no cache of its own
     lookahead: int = 0  # later tokens that a cache entry depends on (EAGLE-3: 1)

@@ -70,6 +70,8 @@ class Merged:
             max_nodes=1 + min(self._budget, proposed),
             max_depth=max(spec.max_depth for spec in specs),
             on_host=network is None,
+            parts=tuple(spec.name for spec in specs),
+            sources={number: name for spec in specs for number, name in spec.sources.items()},
         )
         if network is None:
             return whole
@@ -78,6 +80,8 @@ class Merged:
             name=whole.name,
             max_nodes=whole.max_nodes,
             max_depth=whole.max_depth,
+            parts=whole.parts,
+            sources=whole.sources,
         )
 
     def fold(self, proposals: Sequence[Proposal], budget: int) -> Proposal:

@@ -221,7 +221,7 @@ class Engine:
             msg = f"request id {request.id!r} is in use; give each request an id of its own"
             raise RequestError(msg)
         vocab_size = self.model_config.vocab_size
-        check_request(request, vocab_size, self.max_len)
+        check_request(request, vocab_size, self.max_len, (self.spec.name, *self.spec.parts))
         self._parts.rows.options.check(request.params)
         seed = self.draw_seed() if request.params.seed is None else request.params.seed
         sequence = Sequence(

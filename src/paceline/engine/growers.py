@@ -7,17 +7,19 @@ can be captured in a graph. What `stage` brings goes to places of a fixed shape.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from paceline.core.tree import NEG_INF, DraftTree
 from paceline.engine.tree_places import TreePlaces
 
 if TYPE_CHECKING:
-    from paceline.core.tree import DraftTree, Proposal
     from paceline.draft.base import Drafter, DrafterSpec
     from paceline.draft.merged import Merged
+    from paceline.engine.wanted import Lists, Wanted
 
 
 class Grower(Protocol):
@@ -32,14 +34,11 @@ class Grower(Protocol):
         ...
 
 
-class Lists(Protocol):
-    """A part of a merged drafter that proposes on the host."""
+class Growing(Protocol):
+    """A part of a merged drafter that may have a grower."""
 
     spec: DrafterSpec
-
-    def propose(self, rows: Seq[int], row_ids: Tensor, budgets: Seq[int]) -> Seq[Proposal]:
-        """Draft nodes as lists, one per row."""
-        ...
+    grower: Grower | None
 
 
 class NetworkGrower:
@@ -63,7 +62,8 @@ class MergedGrower:
         merged: how they are folded.
         spec: of the whole.
         hosts: the parts on the host, in the order in which ties are decided.
-        network: comes after them.
+        network: has a grower, and comes after them.
+        wanted: which rows want which part.
         num_rows: most rows of a step.
         device: where the network's tree is.
     """
@@ -73,13 +73,18 @@ class MergedGrower:
         merged: Merged,
         spec: DrafterSpec,
         hosts: Seq[Lists],
-        network: Grower,
+        network: Growing,
+        wanted: Wanted,
         num_rows: int,
         device: torch.device,
     ) -> None:
+        assert network.grower is not None, "a network on a device grows"
         self._merged = merged
         self._max_depth = spec.max_depth
-        self._network = network
+        self._network = network.grower
+        self._name = network.spec.name
+        self._wanted = wanted
+        self._grows = torch.ones(num_rows, dtype=torch.bool, device=device)
         self._hosts = [(h, TreePlaces(num_rows, h.spec.max_nodes, device)) for h in hosts]
 
     def stage(self, rows: Seq[int], budgets: Seq[int]) -> None:
@@ -87,11 +92,19 @@ class MergedGrower:
         nobody = torch.empty(0, dtype=torch.int64)  # a part on the host asks for no ids on a device
         for part, places in self._hosts:
             # What they say of the root is not looked at: the network reads it where it is.
-            places.write([0] * len(rows), part.propose(rows, nobody, budgets))
+            said = self._wanted.ask(part, rows, nobody, budgets)
+            places.write([0] * len(rows), said)
+        grows = torch.tensor([self._wanted.wants(row, self._name) for row in rows])
+        if self._grows.is_cuda:
+            grows = grows.pin_memory()
+        self._grows[: len(rows)].copy_(grows, non_blocking=True)
         self._network.stage(rows, budgets)
 
     def grow(self, row_ids: Tensor) -> DraftTree:
         """See `Grower`."""
         grown = self._network.grow(row_ids)
+        # A row that does not want the network's tree has it grown all the same: shapes are fixed.
+        grows = self._grows[: row_ids.shape[0]].unsqueeze(1)
+        grown = replace(grown, scores=torch.where(grows, grown.scores, NEG_INF))
         trees = [places.first(row_ids.shape[0]) for _, places in self._hosts]
         return self._merged.fold_trees(grown.token_ids[:, 0], [*trees, grown], self._max_depth)

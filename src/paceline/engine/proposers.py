@@ -20,6 +20,7 @@ from paceline.core.tree import Proposal, proposals_of
 from paceline.draft.base import Commit, HostCommit
 from paceline.draft.best_nodes import best_of
 from paceline.engine.growers import Grower, MergedGrower, NetworkGrower
+from paceline.engine.wanted import Wanted
 
 if TYPE_CHECKING:
     from paceline.draft.base import Drafter, DrafterSpec, HostDrafter
@@ -139,13 +140,16 @@ class MergedProposer:
         self._merged = merged
         self._parts = sorted(parts, key=lambda part: not part.spec.on_host)  # the host's go first
         self.spec = merged.join([part.spec for part in self._parts])
+        self._wanted = Wanted()
         self.needs_text = any(part.needs_text for part in self._parts)
         self._observing = [part for part in self._parts if part.observes]
         self.grower: Grower | None = None
         for part in self._parts:
             if part.grower is not None:
                 hosts = [p for p in self._parts if p is not part]
-                self.grower = MergedGrower(merged, self.spec, hosts, part.grower, num_rows, device)
+                self.grower = MergedGrower(
+                    merged, self.spec, hosts, part, self._wanted, num_rows, device
+                )
 
     @property
     def observes(self) -> bool:
@@ -153,7 +157,9 @@ class MergedProposer:
         return bool(self._observing)
 
     def join(self, sequence: Sequence) -> None:
-        """Let every part know."""
+        """Let every part know, also one that does not draft for this request."""
+        name = sequence.request.params.drafter
+        self._wanted.join(sequence.row, None if name == self.spec.name else name)
         for part in self._parts:
             part.join(sequence)
 
@@ -161,10 +167,11 @@ class MergedProposer:
         """Let every part know."""
         for part in self._parts:
             part.leave(sequence, finished=finished)
+        self._wanted.leave(sequence.row)
 
     def propose(self, rows: Seq[int], row_ids: Tensor, budgets: Seq[int]) -> Seq[Proposal]:
-        """One proposal per row of what all parts propose."""
-        said = [part.propose(rows, row_ids, budgets) for part in self._parts]
+        """One proposal per row of what all parts, or the one that it wants, propose."""
+        said = [self._wanted.ask(part, rows, row_ids, budgets) for part in self._parts]
         together = zip(zip(*said, strict=True), budgets, strict=True)
         return [self._merged.fold(each, budget) for each, budget in together]
 

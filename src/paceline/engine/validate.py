@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 
 from paceline.core.errors import RequestError
 from paceline.core.request import Request
 
 
-def check_request(request: Request, vocab_size: int, max_len: int) -> None:
+def check_request(request: Request, vocab_size: int, max_len: int, drafters: Sequence[str]) -> None:
     """Refuse a request that cannot be served.
 
     Args:
         request: the request.
         vocab_size: ids run from 0 to `vocab_size` - 1.
         max_len: context window in tokens.
+        drafters: names that a request may give: the drafter's own, then those of its parts.
 
     Raises:
         RequestError: with what was asked, what is possible and what to do.
@@ -36,6 +37,13 @@ def check_request(request: Request, vocab_size: int, max_len: int) -> None:
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     _check_ids("banned_token_ids", params.banned_token_ids, vocab_size)
     _check_usable(request, vocab_size)
+    if params.drafter is not None and params.drafter not in drafters:
+        msg = (
+            f"drafter {params.drafter!r} is not loaded; a request may name "
+            f"{' or '.join(repr(name) for name in drafters)}; name one, leave it out, or build the "
+            "engine with that drafter (several together are: merged)"
+        )
+        raise RequestError(msg)
 
 
 def _check_usable(request: Request, vocab_size: int) -> None:

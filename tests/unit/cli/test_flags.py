@@ -24,7 +24,7 @@ def test_every_config_field_is_a_flag() -> None:
     """Flags are the dataclasses' fields, no more and no less."""
     parameters = set(inspect.signature(generate).parameters)
     engine = {"engine_seed" if name == "seed" else name for name in options()}
-    sampling = {f.name for f in fields(SamplingParams)} - {"num_speculative_tokens"}
+    sampling = {f.name for f in fields(SamplingParams)} - {"num_speculative_tokens", "drafter"}
     own = {"prompt", "as_json", "stats", "speculative_config"}
     assert parameters == engine | sampling | own
     assert {f.name for f in fields(Settings)} <= set(inspect.signature(bench).parameters)
