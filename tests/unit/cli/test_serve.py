@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from paceline.api.options import options
-from paceline.api.server.settings import ServerSettings, changed, settings_of
-from paceline.cli import main, serve
+from paceline.api.server.settings import ServerSettings, changed, public, settings_of
+from paceline.cli import main, serve, serve_flags
 from paceline.cli.serve_flags import Serving, serving_of
 from paceline.core import environment
 from paceline.core.errors import ConfigError
@@ -204,6 +206,15 @@ def test_keys_are_never_shown() -> None:
     assert "2 not shown" in shown
 
 
+def test_what_names_a_file_or_a_key_is_for_the_log_or_for_nobody() -> None:
+    """A field of a new file or secret is found by its name, whatever its author forgot."""
+    told = set(public(ServerSettings()))
+    every = {field.name for field in fields(ServerSettings)}
+    strange = {name for name in every if re.search(r"key|file|ssl|uds|template|token$", name)}
+    assert strange - {"timeout_keep_alive"} == every - told
+    assert json.loads(json.dumps(changed(ServerSettings(uds="/run/s")))) == {"uds": "/run/s"}
+
+
 def test_the_help_has_examples_and_hides_other_servers_names(capsys) -> None:
     """Grouped, with defaults; what is only understood is not advertised."""
     assert main(["serve", "--help"]) == 0
@@ -211,6 +222,33 @@ def test_the_help_has_examples_and_hides_other_servers_names(capsys) -> None:
     for word in ("Address", "Limits", "Life cycle", "--drain-timeout", "paceline serve --config"):
         assert word in text
     assert "context-length" not in text
+    pages = text.partition(" Pages ")[2].partition("╰")[0]
+    assert "--disable-page" in pages
+    assert "--disable-fastapi-docs" in pages
+
+
+def test_every_flag_says_what_it_is_for() -> None:
+    """Those that are only understood, which are not shown, say nothing."""
+    shown = [p.annotation.__metadata__[0] for p in serve_flags.serving_flags().parameters]
+    silent = [flag.name for flag in shown if flag.show and len(flag.help.split()) < 2]
+    assert silent == []
+
+
+@pytest.mark.parametrize("example", serve.EXAMPLES)
+def test_examples_of_the_help_work(asked, tmp_path, monkeypatch, example: str) -> None:
+    """As they stand there, in a folder with the file that one of them names."""
+    (tmp_path / "serve.yaml").write_text("max-len: 4096\n")
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(example)
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        monkeypatch.setenv(name, value)
+    assert words[:2] == ["paceline", "serve"]
+    serving = asked(*words[2:])
+    assert serving.config.cache.max_len == {"--config": 4096, "--max-model-len": 8192}.get(
+        next((w for w in words if w in {"--config", "--max-model-len"}), "")
+    )
+    assert serving.settings.api_key == (("SECRET",) if "SECRET" in example else ())
 
 
 def test_without_the_extra_it_says_how_to_install_it(

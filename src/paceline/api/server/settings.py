@@ -1,7 +1,7 @@
 """ServerSettings: everything the server itself can be told; flags, environment and YAML are made of it.
 
-`help` in a field's metadata is the flag's help text, `group` its place in `--help`. Names are vLLM's
-where the meaning is equal. What the engine is built from is `core.config.EngineConfig`.
+`help` in a field's metadata is the flag's help text, `group` its place in `--help`, `told` says who may know
+its value. Names are vLLM's where the meaning is equal. What the engine is built from is `core.config.EngineConfig`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from typing import Any, Literal, get_origin, get_type_hints
 from paceline.api.options import accepts, spell
 from paceline.core.errors import ConfigError
 
-NETWORK, KEYS, LIMITS, LIFE, ANSWERS, METRICS = (
+NETWORK, KEYS, LIMITS, LIFE, ANSWERS, METRICS, PAGES = (
     "Address",
     "Keys and browsers",
     "Limits",
     "Life cycle",
     "Answers",
     "Metrics and logs",
+    "Pages",
 )
-SpecMetrics = Literal["none", "summary"]
+# Who may know a field's value: whoever asks /server_info; whoever reads the log; nobody.
+Told = Literal["all", "log", "none"]
+SpecMetrics = Literal["none", "summary", "detailed"]
 
 
-def _doc(group: str, text: str) -> Mapping[str, Any]:
-    return {"group": group, "help": text}
+def _doc(group: str, text: str, *, told: Told = "all") -> Mapping[str, Any]:
+    return {"group": group, "help": text, "told": told}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,30 +44,43 @@ class ServerSettings:
         default="127.0.0.1",
         metadata=_doc(NETWORK, "address to listen at; 0.0.0.0: every IPv4 interface"),
     )
-    port: int = field(default=8000, metadata=_doc(NETWORK, "0: a free one, which the log names"))
+    port: int = field(
+        default=8000,
+        metadata=_doc(NETWORK, "port to listen at; 0: a free one, which the log names"),
+    )
     port_file: str | None = field(
         default=None,
-        metadata=_doc(NETWORK, "write the port there once requests are taken"),
+        metadata=_doc(NETWORK, "write the port there once requests are taken", told="log"),
     )
     uds: str | None = field(
-        default=None, metadata=_doc(NETWORK, "listen at this Unix socket instead of a port")
+        default=None,
+        metadata=_doc(NETWORK, "listen at this Unix socket instead of a port", told="log"),
     )
     root_path: str = field(
         default="", metadata=_doc(NETWORK, "path under which a proxy shows this server")
     )
-    ssl_certfile: str | None = field(default=None, metadata=_doc(NETWORK, "certificate (PEM)"))
-    ssl_keyfile: str | None = field(default=None, metadata=_doc(NETWORK, "its private key (PEM)"))
+    ssl_certfile: str | None = field(
+        default=None, metadata=_doc(NETWORK, "certificate (PEM)", told="log")
+    )
+    ssl_keyfile: str | None = field(
+        default=None, metadata=_doc(NETWORK, "its private key (PEM)", told="log")
+    )
     ssl_ca_certs: str | None = field(
         default=None,
-        metadata=_doc(NETWORK, "ask clients for a certificate of one of these authorities (PEM)"),
+        metadata=_doc(
+            NETWORK, "ask clients for a certificate of one of these authorities (PEM)", told="log"
+        ),
     )
 
     api_key: tuple[str, ...] = field(
         default=(),
-        metadata=_doc(KEYS, "a key that clients must show; give it several times for several"),
+        metadata=_doc(
+            KEYS, "a key that clients must show; give it several times for several", told="none"
+        ),
     )
     api_key_file: str | None = field(
-        default=None, metadata=_doc(KEYS, "file with one key a line; # begins a comment")
+        default=None,
+        metadata=_doc(KEYS, "file with one key a line; # begins a comment", told="log"),
     )
     cache_scope: Literal["shared", "key"] = field(
         default="shared",
@@ -97,35 +113,40 @@ class ServerSettings:
         default=64, metadata=_doc(LIMITS, "deepest nesting of a request's JSON")
     )
     max_header_bytes: int = field(
-        default=64 * 2**10, metadata=_doc(LIMITS, "all headers of a request together")
+        default=64 * 2**10, metadata=_doc(LIMITS, "longest headers of a request, together")
     )
-    max_headers: int = field(default=100, metadata=_doc(LIMITS, "headers of a request"))
+    max_headers: int = field(default=100, metadata=_doc(LIMITS, "most headers of a request"))
     max_connections: int | None = field(
         default=None,
         metadata=_doc(LIMITS, "connections at a time; further ones get 503; default: any number"),
     )
     body_timeout: float = field(
-        default=60.0, metadata=_doc(LIMITS, "longest time for a request's headers and body to come")
+        default=60.0,
+        metadata=_doc(LIMITS, "seconds that a request's headers and body may take to come"),
     )
     write_timeout: float = field(
         default=300.0,
-        metadata=_doc(LIMITS, "a client that takes nothing for so long is given up"),
+        metadata=_doc(LIMITS, "a client that takes nothing for so many seconds is given up"),
     )
 
     timeout_keep_alive: float = field(
-        default=75.0, metadata=_doc(LIFE, "how long an idle connection is kept")
+        default=75.0, metadata=_doc(LIFE, "seconds that an idle connection is kept")
     )
     sse_keep_alive_interval: float = field(
         default=15.0,
-        metadata=_doc(LIFE, "a stream without news gets a comment this often; 0: never"),
+        metadata=_doc(LIFE, "after so many seconds without news a stream gets a comment; 0: never"),
     )
     drain_timeout: float = field(
         default=30.0,
-        metadata=_doc(LIFE, "after SIGTERM running answers have so long before they are ended"),
+        metadata=_doc(
+            LIFE, "after SIGTERM running answers have so many seconds before they are ended"
+        ),
     )
     watchdog_timeout: float = field(
         default=120.0,
-        metadata=_doc(LIFE, "/health is 503 once a step of the engine takes longer than this"),
+        metadata=_doc(
+            LIFE, "/health is 503 once a step of the engine takes more seconds than this"
+        ),
     )
 
     served_model_name: tuple[str, ...] = field(
@@ -134,7 +155,7 @@ class ServerSettings:
     )
     chat_template: str | None = field(
         default=None,
-        metadata=_doc(ANSWERS, "file with a chat template in place of the model's own"),
+        metadata=_doc(ANSWERS, "file with a chat template in place of the model's own", told="log"),
     )
     tool_call_parser: str | None = field(
         default=None,
@@ -153,7 +174,9 @@ class ServerSettings:
     )
     per_request_spec_decode_metrics: SpecMetrics = field(
         default="summary",
-        metadata=_doc(ANSWERS, "what an answer says of its own speculation"),
+        metadata=_doc(
+            ANSWERS, "what an answer says of its own speculation; detailed: of each step too"
+        ),
     )
     enable_draft_usage: bool = field(
         default=False,
@@ -174,9 +197,9 @@ class ServerSettings:
     )
     access_log: bool = field(default=False, metadata=_doc(METRICS, "a log line per request"))
     disable_fastapi_docs: bool = field(
-        default=False, metadata=_doc(METRICS, "no /docs and no /openapi.json")
+        default=False, metadata=_doc(PAGES, "no /docs and no /openapi.json")
     )
-    disable_page: bool = field(default=False, metadata=_doc(METRICS, "no page at /"))
+    disable_page: bool = field(default=False, metadata=_doc(PAGES, "no page at /"))
 
     def __post_init__(self) -> None:
         """Refuse what cannot be served."""
@@ -189,11 +212,11 @@ class ServerSettings:
 def _problems(settings: ServerSettings) -> list[str]:
     found = []
     if not 0 <= settings.port <= 65535:
-        found.append(f"port is {settings.port}; 0 to 65535 is possible")
+        found.append(f"port is {settings.port}; 0 to 65535 is possible; choose one")
     for name, least in _LEAST.items():
         value = getattr(settings, name)
         if value is not None and value < least:
-            found.append(f"{name} is {value}; at least {least} is possible")
+            found.append(f"{name} is {value}; at least {least} is possible; raise it")
     if (settings.ssl_certfile is None) != (settings.ssl_keyfile is None):
         found.append("of ssl_certfile and ssl_keyfile one is missing; give both, or none")
     if settings.ssl_ca_certs is not None and settings.ssl_certfile is None:
@@ -266,13 +289,17 @@ def unknown(name: str, known: Iterable[str]) -> str:
 
 
 def changed(settings: ServerSettings) -> dict[str, Any]:
-    """What differs from the defaults, keys not shown; for the log."""
+    """What differs from the defaults, for the log; of what nobody may know the number."""
     default = ServerSettings()
-    found = {
-        f.name: getattr(settings, f.name)
+    return {
+        f.name: value if f.metadata["told"] != "none" else f"({len(value)} not shown)"
         for f in fields(settings)
-        if getattr(settings, f.name) != getattr(default, f.name)
+        if (value := getattr(settings, f.name)) != getattr(default, f.name)
     }
-    if "api_key" in found:
-        found["api_key"] = f"({len(settings.api_key)} not shown)"
-    return found
+
+
+def public(settings: ServerSettings) -> dict[str, Any]:
+    """What whoever asks may know."""
+    return {
+        f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata["told"] == "all"
+    }
