@@ -127,7 +127,7 @@ def local_server(
     llm = LLM.from_engine(fake, tokenizer)
     metrics = Metrics("tiny", num_positions=2, vllm_names=True)
     own = settings or ServerSettings(served_model_name=("tiny",))
-    listening = life.bound(replace(own, port=0))
+    listening = life.bound(replace(own, port=0, uds=None))
     started: list[LocalServer] = []
     up = threading.Event()
     servers: list[Server] = []

@@ -206,8 +206,14 @@ def test_the_key_is_sent_and_not_recorded(run, prompts: str, monkeypatch) -> Non
         (("PROMPTS", "--variant", "x"), "NAME=JSON"),
         (("PROMPTS", "--variant", "x={}", "--variant", "x={}"), "NAME=JSON"),
         (("PROMPTS", "--variant", 'x={"stream": false}'), "--variant x sets 'stream'"),
-        (("PROMPTS", "--max-tokens", "0", "--repeats", "0"), "--repeats is 0; at least 1 is possible; raise it"),
-        (("PROMPTS", "--timeout", "0"), "--timeout is 0; more than 0 seconds are possible; raise it"),
+        (
+            ("PROMPTS", "--max-tokens", "0", "--repeats", "0"),
+            "--repeats is 0; at least 1 is possible; raise it",
+        ),
+        (
+            ("PROMPTS", "--timeout", "0"),
+            "--timeout is 0; more than 0 seconds are possible; raise it",
+        ),
         (("PROMPTS", "--plot", "x.gif"), ".png, .svg, .pdf"),
         (("PROMPTS", "--beside", "x.json"), "add --plot"),
         (("PROMPTS", "--url", "localhost"), "http://HOST:PORT"),
