@@ -62,7 +62,13 @@ class FakeEngine:
             max_position=max_len,
             eos_token_ids=(EOS,),
         )
-        self.spec = DrafterSpec(name="fake", max_nodes=width, max_depth=width - 1, on_host=True)
+        self.spec = DrafterSpec(
+            name="fake",
+            max_nodes=width,
+            max_depth=width - 1,
+            on_host=True,
+            sources={1: "own text", 2: "past outputs"},
+        )
         self.notes = ("a note",)
         self.max_len = max_len
         self.added: list[Request] = []

@@ -245,6 +245,7 @@ class LLM:
         constraint: Constraint | None = None,
         scope: str = "",
         shows_trees: bool = False,
+        lists_steps: bool = False,
     ) -> Answers:
         """Let prompts be continued together; for servers, which read chunks of all of them.
 
@@ -254,6 +255,7 @@ class LLM:
             constraint: a rule that every answer keeps.
             scope: prefix cache and suffix tree share nothing across scopes.
             shows_trees: chunks carry the trees that were verified, where the host knows them.
+            lists_steps: results' statistics have what each step drafted and accepted.
 
         Returns:
             An async iterator of chunks, once the engine has taken the requests. Close it.
@@ -268,7 +270,9 @@ class LLM:
         else:
             each = [params] * len(prompts)
         completions = [
-            self._completion(ids, of_prompt, prompt, sample, constraint, scope, shows_trees)
+            self._completion(
+                ids, of_prompt, prompt, sample, constraint, scope, shows_trees, lists_steps
+            )
             for prompt, (ids, of_prompt) in enumerate(zip(prompts, each, strict=True))
             for sample in range(params.n)
         ]
@@ -334,6 +338,7 @@ class LLM:
         constraint: Constraint | None = None,
         scope: str = "",
         shows_trees: bool = False,
+        lists_steps: bool = False,
     ) -> Completion:
         return Completion(
             f"{next(self._ids)}",
@@ -346,6 +351,7 @@ class LLM:
             grammar=None if constraint is None else constraint.start(ignore_eos=params.ignore_eos),
             scope=scope,
             shows_trees=shows_trees,
+            lists_steps=lists_steps,
         )
 
     def _relay(self) -> Relay:

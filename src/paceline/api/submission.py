@@ -27,6 +27,7 @@ class Submitted:
         self._loop = loop
         self._open = {c.request.id: c for c in completions}
         self._put = put
+        self._aborted = False
 
     def __enter__(self) -> Future[tuple[int, ...]]:
         requests: list[Request] = [c.request for c in self._open.values()]
@@ -36,8 +37,9 @@ class Submitted:
         self.abort()
 
     def abort(self) -> None:
-        """End what is unfinished; its last outputs still come."""
-        unfinished = tuple(self._open)
+        """End what is unfinished; its last outputs still come. Repeatable."""
+        unfinished = () if self._aborted else tuple(self._open)
+        self._aborted = True
         if unfinished:
             self._loop.abort(unfinished)
 

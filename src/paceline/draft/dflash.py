@@ -67,6 +67,7 @@ class DFlashBlock:
             max_nodes=max_nodes,
             max_depth=self.num_positions,
             on_host=False,
+            sources={SOURCE: name},
             source=SOURCE,
             aux_layers=config.target_layer_ids,
             kv=config.kv,

@@ -91,6 +91,7 @@ class Eagle3Drafter:
             max_nodes=1 + self._budget,
             max_depth=self._depth,
             on_host=False,
+            sources={SOURCE: "eagle3"},
             source=SOURCE,
             aux_layers=self.net.config.aux_layers,
             kv=self.net.config.kv,

@@ -84,7 +84,13 @@ class NgramDrafter:
                 "0 turns speculation off"
             )
             raise ConfigError(msg)
-        self.spec = DrafterSpec(name="ngram", max_nodes=most + 1, max_depth=most, on_host=True)
+        self.spec = DrafterSpec(
+            name="ngram",
+            max_nodes=most + 1,
+            max_depth=most,
+            on_host=True,
+            sources={_OWN: "own text"},
+        )
         self._sizes = range(longest, shortest - 1, -1)
         self._rows: dict[int, _Row] = {}
         self._survival = Survival()

@@ -92,7 +92,13 @@ class SuffixDrafter:
     def __init__(self, config: DraftConfig) -> None:
         _check(config)
         most = config.num_speculative_tokens
-        self.spec = DrafterSpec(name="suffix", max_nodes=most + 1, max_depth=most, on_host=True)
+        self.spec = DrafterSpec(
+            name="suffix",
+            max_nodes=most + 1,
+            max_depth=most,
+            on_host=True,
+            sources={_OWN: "own text", _PAST: "past outputs"},
+        )
         self._longest = config.suffix_max_depth
         self._rule = Rule(
             factor=config.suffix_max_spec_factor,

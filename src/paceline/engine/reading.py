@@ -75,7 +75,9 @@ class Reader:
                     sources = [*origins[b][1 : count + 1], 0]
                     sequence.num_cached += len(tokens)
                     forced = sources.count(FORCED)
-                    sequence.record_step(drafted[b], _by_drafter(pending, b, drafted[b]), count, forced)
+                    sequence.record_step(
+                        drafted[b], _by_drafter(pending, b, drafted[b]), count, forced
+                    )
                     self._counters.record_row(drafted[b], count, forced)
                     self._watch(pending, b, tokens[0], drafted[b], sources[0])
                 shown = _shown(pending, b) if sequence.request.shows_trees else None

@@ -57,8 +57,11 @@ class Sequence:
     num_drafted: int = 0
     num_accepted: int = 0
     num_forced: int = 0
+    num_drafts: int = 0
+    num_drafter_steps: int = 0
     num_preemptions: int = 0
     histogram: list[int] = field(default_factory=lambda: [0])
+    steps: list[tuple[int, int]] = field(default_factory=list)  # drafted, accepted; where asked for
     added_at: float = field(default_factory=time.perf_counter)
     started_at: float | None = None
     first_token_at: float | None = None
@@ -84,15 +87,26 @@ class Sequence:
         """Tokens that may still be emitted, as far as the host knows."""
         return self.limit - len(self.tokens)
 
-    def record_step(self, drafted: int, accepted: int, forced: int) -> None:
-        """Count one verify pass of this sequence; `forced` of the accepted nodes are its grammar's."""
+    def record_step(self, drafted: int, by_drafter: int, accepted: int, forced: int) -> None:
+        """Count one verify pass of this sequence.
+
+        Args:
+            drafted: nodes that were verified, the root excluded.
+            by_drafter: those of them that the drafter proposed; the others are the grammar's.
+            accepted: of the drafted ones.
+            forced: of the accepted ones, the grammar's.
+        """
         self.num_steps += 1
+        self.num_drafts += drafted > 0
+        self.num_drafter_steps += by_drafter > 0
         self.num_drafted += drafted
         self.num_accepted += accepted
         self.num_forced += forced
         if accepted >= len(self.histogram):
             self.histogram.extend([0] * (accepted + 1 - len(self.histogram)))
         self.histogram[accepted] += 1
+        if self.request.lists_steps:
+            self.steps.append((drafted, accepted))
 
     def stats(self) -> RequestStats:
         """Counters so far; times in seconds."""
@@ -110,6 +124,10 @@ class Sequence:
             accept_histogram=tuple(self.histogram),
             num_preemptions=self.num_preemptions,
             num_forced=self.num_forced,
+            num_drafts=self.num_drafts,
+            num_drafter_steps=self.num_drafter_steps,
+            drafted_per_step=tuple(drafted for drafted, _ in self.steps),
+            accepted_per_step=tuple(accepted for _, accepted in self.steps),
             queue_s=started - self.added_at,
             prefill_s=first - started,
             decode_s=end - first,

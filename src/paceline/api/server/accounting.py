@@ -77,7 +77,7 @@ def _metrics(stats: RequestStats, generated: int, context: Context) -> dict[str,
         "seed": stats.seed,
     }
     # A grammar's forced tokens are verified like drafts, also where no drafter is loaded.
-    if context.spec_metrics and (context.drafter != NO_DRAFTER or stats.num_drafted):
+    if context.spec_metrics != "none" and (context.drafter != NO_DRAFTER or stats.num_drafted):
         found["speculative_decoding"] = _speculation(stats, context)
     return found
 
@@ -87,7 +87,7 @@ def _speculation(stats: RequestStats, context: Context) -> dict[str, Any]:
     # Forced tokens of a grammar may make a path longer than a drafter does.
     depth = max(context.max_depth, len(stats.accept_histogram) - 1)
     histogram = [*stats.accept_histogram] + [0] * (depth + 1 - len(stats.accept_histogram))
-    return {
+    found = {
         "mean_acceptance_length": stats.accept_length,
         "draft_acceptance_rate": _rate(stats.num_accepted, stats.num_drafted),
         "acceptance_histogram": histogram,
@@ -95,9 +95,17 @@ def _speculation(stats: RequestStats, context: Context) -> dict[str, Any]:
         "num_accepted_draft_tokens": stats.num_accepted,
         "num_draft_tokens": stats.num_drafted,
         "num_spec_tokens": depth,
+        "num_drafts": stats.num_drafts,  # of the steps, those with a draft
+        "num_forced_tokens": stats.num_forced,  # of the accepted ones, the grammar's
         "num_verified_nodes": stats.num_drafted + stats.num_steps,  # roots are verified too
         "method": context.drafter,
     }
+    if context.spec_metrics == "detailed":
+        found |= {
+            "per_step_accepted": list(stats.accepted_per_step),
+            "per_step_drafted": list(stats.drafted_per_step),
+        }
+    return found
 
 
 def _timings(stats: RequestStats, generated: int) -> dict[str, Any]:

@@ -11,34 +11,33 @@ from paceline.api.server.errors import ApiError
 from paceline.core.tree import FORCED
 
 if TYPE_CHECKING:
-    from paceline.api.server.settings import ServerSettings
+    from paceline.api.grammar import Whitespace
+    from paceline.api.server.settings import ServerSettings, SpecMetrics
     from paceline.api.tokenizer import Tokenizer
     from paceline.core.config import EngineConfig, ModelConfig
     from paceline.core.request import Constraint
     from paceline.draft.base import DrafterSpec
 
 NO_DRAFTER = "none"
-# Where a token came from, by the number that it carries. 4 is that of DFlash's network, which may stand
-# behind another drafter's name.
-_SOURCES: Mapping[int, str] = {
-    0: "target",
-    1: "own text",
-    2: "past outputs",
-    4: "dflash",
-    5: "eagle3",
-    FORCED: "grammar",
-}
-_DDTREE = "ddtree"
+# Where a token came from that no drafter proposed, by the number that it carries.
+_SOURCES: Mapping[int, str] = {0: "target", FORCED: "grammar"}
 
 
 class Compiler(Protocol):
-    """Makes constraints from what a client wrote; raises RequestError where it cannot."""
+    """Makes constraints from what a client wrote; raises RequestError where it cannot.
 
-    def json_schema(self, schema: object) -> Constraint:
+    Attributes:
+        whitespace: of JSON, for requests that do not say.
+    """
+
+    @property
+    def whitespace(self) -> Whitespace: ...  # noqa: D102 (see the class)
+
+    def json_schema(self, schema: object, *, whitespace: Whitespace) -> Constraint:
         """Answers are JSON that a schema accepts."""
         ...
 
-    def json_object(self) -> Constraint:
+    def json_object(self, *, whitespace: Whitespace) -> Constraint:
         """Answers are a JSON object."""
         ...
 
@@ -70,7 +69,7 @@ class Context:
     """Facts about what is served.
 
     `model_names`: the first is the one that answers carry. `sources`: where a token came from, by the
-    number that it carries; 0 is the model itself.
+    number that it carries; 0 is the model itself, a number without a name the drafter.
     """
 
     tokenizer: Tokenizer
@@ -85,7 +84,7 @@ class Context:
     compiler: Compiler | None  # None: requests for structured output are refused
     strict: bool  # unknown fields are refused
     draft_usage: bool  # usage counts accepted and rejected draft tokens
-    spec_metrics: bool  # answers say how they were speculated on
+    spec_metrics: SpecMetrics  # what answers say of how they were speculated on
 
     @property
     def model(self) -> str:
@@ -129,8 +128,6 @@ def context_of(
         compiler: of constraints; None: requests for structured output are refused.
     """
     spec = llm.spec
-    drafters = (spec.name, *llm.config.draft.parts)
-    sources = {**_SOURCES, 4: _DDTREE} if _DDTREE in drafters else _SOURCES
     digest = hashlib.sha256(repr((llm.config, llm.model_config)).encode()).hexdigest()[:8]
     return Context(
         tokenizer=llm.tokenizer,
@@ -139,11 +136,11 @@ def context_of(
         vocab_size=llm.model_config.vocab_size,
         drafter=spec.name,
         max_depth=spec.max_depth,
-        sources=sources,
+        sources={**spec.sources, **_SOURCES},
         fingerprint=f"paceline-{version}-{spec.name}-{digest}",
         created=created,
         compiler=compiler,
         strict=settings.strict,
         draft_usage=settings.enable_draft_usage,
-        spec_metrics=settings.per_request_spec_decode_metrics != "none",
+        spec_metrics=settings.per_request_spec_decode_metrics,
     )

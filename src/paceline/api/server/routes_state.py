@@ -11,8 +11,9 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 import paceline
+from paceline.api.server.engine_metrics import accept_length, accepted_per_position
 from paceline.api.server.errors import ApiError
-from paceline.api.server.metrics import CONTENT_TYPE, Metrics, accept_length, accepted_per_position
+from paceline.api.server.metrics import CONTENT_TYPE, Metrics
 from paceline.api.server.service import Service
 from paceline.api.server.settings import ServerSettings
 from paceline.api.server.sse import JsonAnswer

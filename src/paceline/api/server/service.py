@@ -11,56 +11,29 @@ Not for: wire formats, and the process (life.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from paceline.api.server.admission import Admission, Ticket
 from paceline.api.server.errors import QueueFullError, UnavailableError
 from paceline.api.server.job import Job
+from paceline.api.server.listener import Deaf, Listener
 from paceline.api.server.settings import ServerSettings
-from paceline.core.errors import EngineStoppedError
+from paceline.core.errors import EngineStoppedError, RequestError
 
 if TYPE_CHECKING:
     from paceline.api.answers import Answers
     from paceline.api.llm import LLM
-    from paceline.api.results import Chunk, Result
+    from paceline.api.results import Chunk
 
 log = logging.getLogger(__name__)
 
 _REPORT_S = 2.0  # a step of a large model takes less
-
-
-class Listener(Protocol):
-    """Who wants to know what happens, quickly: it is called between chunks."""
-
-    def refused(self, reason: str) -> None:
-        """A job was not admitted: queue_full, draining or engine_stopped."""
-        ...
-
-    def came(self, chunk: Chunk, job: Job, seconds: float, *, first: bool) -> None:
-        """A chunk with tokens came so long after its admission (first) or the one before it."""
-        ...
-
-    def ended(self, result: Result, job: Job, seconds: float) -> None:
-        """An answer is whole, so long after its admission."""
-        ...
-
-
-class _Deaf:
-    """The default: nobody listens."""
-
-    def refused(self, reason: str) -> None:
-        """Do nothing."""
-
-    def came(self, chunk: Chunk, job: Job, seconds: float, *, first: bool) -> None:
-        """Do nothing."""
-
-    def ended(self, result: Result, job: Job, seconds: float) -> None:
-        """Do nothing."""
 
 
 class Stream:
@@ -73,6 +46,7 @@ class Stream:
         self._open = self._aborted = False
         self._began = 0.0
         self._last: dict[tuple[int, int], float] = {}
+        self._unfinished: dict[tuple[int, int], int] = {}  # (prompt, sample) -> tokens handed over
 
     def __await__(self) -> Generator[None, None, Self]:
         return self._enter().__await__()
@@ -87,6 +61,8 @@ class Stream:
                 self._open = False
                 raise
             self._began = time.perf_counter()
+            self._events = asyncio.get_running_loop()
+            self._unfinished = dict.fromkeys(self._ticket.tokens, 0)
             service.opened(self)
             try:
                 self._answers = await service.llm.submit(
@@ -95,9 +71,14 @@ class Stream:
                     constraint=self.job.constraint,
                     scope=self.job.scope,
                     shows_trees=self.job.shows_trees,
+                    lists_steps=service.lists_steps and self.job.num_answers == 1,
                 )
-            except BaseException:
+            except RequestError:
+                self._unfinished = {}  # refused, as if it had not been admitted
                 self.close()
+                raise
+            except BaseException as error:
+                self._end(_why(error))
                 raise
             if self._aborted:
                 self._answers.abort()
@@ -119,8 +100,8 @@ class Stream:
         assert self._answers is not None, "who entered has answers"
         try:
             chunk = await self._answers.__anext__()
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self._end(_why(error))
             raise
         self._count(chunk)
         return chunk
@@ -133,7 +114,9 @@ class Stream:
             since = self._began if first else self._last.get(key, self._began)
             service.listener.came(chunk, self.job, now - since, first=first)
             self._last[key] = now
+            self._unfinished[key] += len(chunk.token_ids)
         if chunk.result is not None:
+            del self._unfinished[key]
             service.admission.began(self._ticket, *key)  # one that ended without a token
             service.admission.ended(self._ticket, now - self._began)
             service.listener.ended(chunk.result, self.job, now - self._began)
@@ -146,15 +129,37 @@ class Stream:
 
     def close(self) -> None:
         """End what is unfinished, once. Nothing more comes."""
+        self._end("abort")
+
+    def _end(self, why: str) -> None:
         if self._open:
-            self._open = False
-            self._service.closed(self)
-            self._service.admission.leave(self._ticket)
-            if self._answers is not None:
-                self._answers.close()
+            self._let_go()
+            self._tell_left(why)()
+
+    def _let_go(self) -> None:
+        self._open = False
+        self._service.closed(self)
+        self._service.admission.leave(self._ticket)
+        if self._answers is not None:
+            self._answers.close()
+
+    def _tell_left(self, why: str) -> Callable[[], None]:
+        """What tells the listener of the answers that are not whole; without this stream."""
+        left, self._unfinished = self._unfinished, {}
+        listener, job, seconds = self._service.listener, self.job, time.perf_counter() - self._began
+
+        def tell() -> None:
+            for (prompt, _), num_tokens in left.items():
+                listener.left(job, prompt, num_tokens, seconds, why)
+
+        return tell
 
     def __del__(self) -> None:
-        self.close()
+        if self._open:
+            self._let_go()
+            # What the collector interrupts may hold the lock of a metric, so nobody is told from here.
+            with contextlib.suppress(RuntimeError):  # the event loop has ended
+                self._events.call_soon_threadsafe(self._tell_left("abort"))
 
     async def aclose(self) -> None:
         """As `close`, for `contextlib.aclosing`."""
@@ -172,6 +177,11 @@ class Stream:
         self.close()
 
 
+def _why(error: BaseException) -> str:
+    """How answers end whose reader was stopped by this: it was cancelled, or there is no engine."""
+    return "error" if isinstance(error, Exception) else "abort"
+
+
 class Service:
     """One LLM behind a door with a queue of limited length.
 
@@ -186,7 +196,8 @@ class Service:
     ) -> None:
         self.llm = llm
         self.settings = settings
-        self.listener: Listener = _Deaf() if listener is None else listener
+        self.listener: Listener = Deaf() if listener is None else listener
+        self.lists_steps = settings.per_request_spec_decode_metrics == "detailed"
         self.admission = Admission(
             max_rows=llm.config.cache.max_rows,
             max_queued_requests=settings.max_queued_requests,

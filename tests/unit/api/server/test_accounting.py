@@ -21,6 +21,10 @@ STATS = RequestStats(
     queue_s=0.25,
     prefill_s=0.5,
     decode_s=2.0,
+    num_forced=1,
+    num_drafts=3,
+    drafted_per_step=(0, 4, 4, 4),
+    accepted_per_step=(0, 1, 1, 2),
 )
 
 
@@ -50,9 +54,19 @@ def test_speculation_is_told_in_vllms_words() -> None:
         "num_accepted_draft_tokens": 4,
         "num_draft_tokens": 12,
         "num_spec_tokens": 4,
+        "num_drafts": 3,
+        "num_forced_tokens": 1,
         "num_verified_nodes": 16,
         "method": "suffix",
     }
+
+
+def test_steps_are_listed_where_the_server_says_so() -> None:
+    """vLLM's two lists; all else is as in the summary."""
+    plain = figures_of([result()], CONTEXT)["metrics"]["speculative_decoding"]
+    detailed = replace(CONTEXT, spec_metrics="detailed")
+    told = figures_of([result()], detailed)["metrics"]["speculative_decoding"]
+    assert told == plain | {"per_step_accepted": [0, 1, 1, 2], "per_step_drafted": [0, 4, 4, 4]}
 
 
 def test_times_are_the_engines() -> None:
@@ -102,7 +116,7 @@ def test_without_a_drafter_nothing_is_claimed() -> None:
     bare = replace(CONTEXT, drafter="none", max_depth=0)
     plain = replace(STATS, num_drafted=0, num_accepted=0, accept_histogram=(8,), num_steps=8)
     assert "speculative_decoding" not in figures_of([result(plain)], bare)["metrics"]
-    silent = replace(CONTEXT, spec_metrics=False)
+    silent = replace(CONTEXT, spec_metrics="none")
     assert "speculative_decoding" not in figures_of([result()], silent)["metrics"]
 
 

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from paceline.api.server.metrics import Metrics, accept_length, accepted_per_position
+from paceline.api.results import Result
+from paceline.api.server.engine_metrics import accept_length, accepted_per_position
+from paceline.api.server.job import Job
+from paceline.api.server.metrics import Metrics
 from paceline.api.server.settings import ServerSettings
 from paceline.api.server.stage_clock import StageClock
+from paceline.core.batch import ForwardMode
+from paceline.core.request import RequestStats, SamplingParams
+from paceline.engine.counters import Counters
+from paceline.engine.plan import Chunk, StepPlan
 from tests.local_server import PATH, LocalServer, body, local_server
 from tests.served import ids
 
 SPEC = {
+    "spec_decode_num_steps": 20.0,
     "spec_decode_num_drafts": 10.0,
     "spec_decode_num_draft_tokens": 40.0,
+    "spec_decode_num_forced_tokens": 5.0,
     "spec_decode_num_accepted_tokens": 25.0,
     "spec_decode_num_accepted_tokens_per_pos_0": 9.0,
     "spec_decode_num_accepted_tokens_per_pos_1": 8.0,
@@ -40,6 +50,42 @@ def samples(text: str) -> dict[str, float]:
 def server():
     with local_server(width=3, on_step=lambda _: time.sleep(0.005)) as found:
         yield found
+
+
+JOB = Job(prompts=[ids("the")], params=SamplingParams())
+
+
+def answer(*, steps: int, accepted: int, forced: int = 0) -> Result:
+    """A whole answer to `JOB` whose drafter proposed in so many steps."""
+    stats = RequestStats(
+        seed=1,
+        num_prompt_tokens=3,
+        num_cached_tokens=0,
+        num_output_tokens=1 + accepted + steps,
+        num_steps=steps + forced,
+        num_drafted=3 * steps + forced,
+        num_accepted=accepted,
+        accept_histogram=(),
+        num_preemptions=0,
+        queue_s=0.0,
+        prefill_s=0.0,
+        decode_s=0.0,
+        num_forced=forced,
+        num_drafts=steps + forced,
+        num_drafter_steps=steps,
+    )
+    return Result(
+        prompt_index=0,
+        sample_index=0,
+        prompt_ids=JOB.prompts[0],
+        text="",
+        token_ids=(),
+        finish_reason="stop",
+        stop_reason=None,
+        logprobs=None,
+        sources=(),
+        stats=stats,
+    )
 
 
 def scraped(server: LocalServer) -> dict[str, float]:
@@ -113,6 +159,9 @@ def test_the_engines_counters_have_vllms_suffixes() -> None:
         assert found[f"{prefix}spec_decode_num_drafts_total"] == 10
         assert found[f"{prefix}spec_decode_num_draft_tokens_total"] == 40
         assert found[f"{prefix}spec_decode_num_accepted_tokens_total"] == 25
+        ours = prefix == "paceline:"  # vLLM knows neither of these
+        assert found.get(f"{prefix}spec_decode_num_forced_tokens_total") == (5 if ours else None)
+        assert found.get(f"{prefix}spec_decode_num_steps_total") == (20 if ours else None)
         place = f"{prefix}spec_decode_num_accepted_tokens_per_pos_total,position="
         assert [found[f"{place}{i}"] for i in (0, 1, 2, 3, 10)] == [9, 8, 0, 0, 1]
         assert found[f"{prefix}num_requests_running"] == 3
@@ -121,7 +170,7 @@ def test_the_engines_counters_have_vllms_suffixes() -> None:
         assert found[f"{prefix}num_preemptions_total"] == 1
         assert found[f"{prefix}prefix_cache_queries_total"] == 100
         assert found[f"{prefix}prefix_cache_hits_total"] == 64
-    assert accept_length(report) == 3.5
+    assert accept_length(report) == 2.25, "over all steps, as answers tell it"
     assert accept_length({}) is None
     assert accepted_per_position(report) == {0: 9.0, 1: 8.0, 10: 1.0}
 
@@ -131,23 +180,50 @@ def test_vllms_names_are_off_by_default() -> None:
     assert "vllm:" not in Metrics("m").render(SPEC).decode()
 
 
+def test_the_steps_tokens_are_a_histogram() -> None:
+    """vLLM's `iteration_tokens_total`, from an engine's own counters: two prompts, then steps of few."""
+    counters, metrics = Counters(), Metrics("m", vllm_names=True)
+    prompts = [Chunk(sequence=Mock(), start=0, count=n, final=True, picks=True) for n in (9, 30)]
+    counters.record_pass(StepPlan(mode=ForwardMode.EXTEND, chunks=tuple(prompts)), 2)
+    for emitted in (0, 1, 2, 8, 9):
+        counters.record_pass(StepPlan(mode=ForwardMode.BLOCK), emitted)
+    counters.record_pass(StepPlan(mode=ForwardMode.BLOCK), 20_000)
+    found = samples(metrics.render(counters.as_dict()).decode())
+    for name in ("paceline:iteration_tokens_total", "vllm:iteration_tokens_total"):
+        upto = [
+            found[f"{name}_bucket,le={end}"] for end in ("1.0", "8.0", "16.0", "64.0", "16384.0")
+        ]
+        assert upto == [2, 4, 5, 6, 6]
+        assert found[f"{name}_bucket,le=+Inf"] == found[f"{name}_count"] == 7
+        assert found[f"{name}_sum"] == 39 + 2 + 20 + 20_000
+
+
 def test_drafting_in_vain_is_told() -> None:
-    """Judged over windows of row-steps, so that it comes and goes with the traffic."""
+    """Judged as answers end, over windows of row-steps, so that it comes and goes with the traffic."""
     metrics = Metrics("m")
 
-    def vain(drafts: float, accepted: float) -> float:
-        report = {
-            "spec_decode_num_drafts": drafts,
-            "spec_decode_num_accepted_tokens": accepted,
-        }
-        return samples(metrics.render(report).decode())["paceline:spec_decode_in_vain"]
+    def vain(steps: int, accepted: int, forced: int = 0) -> float:
+        metrics.ended(answer(steps=steps, accepted=accepted + forced, forced=forced), JOB, 1.0)
+        return samples(metrics.render({}).decode())["paceline:spec_decode_in_vain"]
 
-    assert vain(0, 0) == 0
     assert vain(200, 0) == 0  # too few to say
-    assert vain(300, 2) == 1
-    assert vain(400, 90) == 1  # not a whole window yet
-    assert vain(600, 200) == 0
-    assert vain(900, 201) == 1
+    assert vain(56, 2) == 1
+    assert vain(200, 90) == 1  # not a whole window yet
+    assert vain(100, 20) == 0
+    assert vain(300, 1) == 1
+    assert vain(300, 100) == 0
+    assert vain(300, 0, forced=5_000) == 1, "what a grammar forces is no merit of the drafter"
+    assert vain(0, 0, forced=5_000) == 1, "and says nothing against the verdict"
+    assert vain(300, 100, forced=5_000) == 0
+
+
+def test_in_vain_is_judged_though_nobody_looks() -> None:
+    """A bad hour ends with its answers, not with the next scrape, which would average over it."""
+    metrics = Metrics("m")
+    for _ in range(10):
+        metrics.ended(answer(steps=300, accepted=200), JOB, 1.0)
+    metrics.ended(answer(steps=300, accepted=0), JOB, 1.0)
+    assert samples(metrics.render({}).decode())["paceline:spec_decode_in_vain"] == 1
 
 
 def test_metrics_of_two_apps_are_two() -> None:

@@ -37,6 +37,7 @@ class Heard:
         self.refusals: list[str] = []
         self.firsts = 0
         self.ends: list[str] = []
+        self.lefts: list[tuple[str, int]] = []  # why, tokens handed over
 
     def refused(self, reason: str) -> None:
         self.refusals.append(reason)
@@ -47,6 +48,11 @@ class Heard:
 
     def ended(self, result: Any, job: Job, seconds: float) -> None:
         self.ends.append(result.finish_reason)
+
+    def left(self, job: Job, prompt_index: int, num_tokens: int, seconds: float, why: str) -> None:
+        assert seconds >= 0
+        assert 0 <= prompt_index < len(job.prompts)
+        self.lefts.append((why, num_tokens))
 
 
 class Setup:
@@ -133,6 +139,9 @@ def test_whoever_leaves_ends_the_answers_once(way: str) -> None:
                 stream = await service.run(asked)
                 await anext(stream)
                 del stream
+                assert not setup.heard.lefts, "the collector may not tell: it might hold a lock"
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
             case "cancelled":
 
                 async def read() -> None:
@@ -145,9 +154,59 @@ def test_whoever_leaves_ends_the_answers_once(way: str) -> None:
                 with pytest.raises(asyncio.CancelledError):
                     await task
         assert service.admission.num_open == 0
+        assert [why for why, _ in setup.heard.lefts] == ["abort"] * 2
 
     setup.run(test)
     assert len(setup.engine.aborted) == 2
+    assert setup.heard.ends == []
+    assert len(setup.heard.lefts) == 2
+
+
+def test_answers_that_are_whole_are_not_left_as_well() -> None:
+    """Of three, one has ended when its reader leaves; who has them all may leave before the end's mark."""
+    setup = Setup()
+
+    async def test(service: Service) -> None:
+        async with service.run(job("a", "b", "c", params=SamplingParams(max_tokens=1))) as stream:
+            async for _ in stream:
+                if len(setup.heard.ends) == 3:
+                    break
+        assert setup.heard.lefts == []
+        setup.gate.clear()  # nothing comes as long as this is so
+        async with service.run(job("a", params=SamplingParams(max_tokens=9))):
+            pass
+        assert setup.heard.lefts == [("abort", 0)]
+        setup.gate.set()
+        seen = 0
+        async with service.run(job("a", "b", params=SamplingParams(max_tokens=100_000))) as stream:
+            async for chunk in stream:
+                seen += len(chunk.token_ids)
+                if seen > 9:
+                    break
+        assert [why for why, _ in setup.heard.lefts[1:]] == ["abort"] * 2
+        assert sum(count for _, count in setup.heard.lefts[1:]) == seen
+
+    setup.run(test)
+    assert setup.heard.ends == ["length"] * 3
+    assert len(setup.heard.lefts) == 3
+
+
+def test_what_is_aborted_and_then_left_ends_once() -> None:
+    """The server ends the answers, and the client goes before their last chunks have come."""
+    setup = Setup()
+
+    async def test(service: Service) -> None:
+        stream = await service.run(job("a", "b"))
+        await anext(stream)
+        service.abort_all()
+        stream.close()
+        other = await service.run(job("c"))
+        service.abort_all()
+        assert [chunk.finish_reason async for chunk in other][-1] == "abort"
+        other.close()
+
+    setup.run(test)
+    assert (setup.heard.ends, len(setup.heard.lefts)) == (["abort"], 2)
 
 
 def test_cancelled_while_the_engine_is_busy_nothing_stays() -> None:
@@ -266,6 +325,26 @@ def test_a_closed_engine_is_told_to_who_comes() -> None:
 
     asyncio.run(main())
     assert setup.heard.refusals == ["engine_stopped"]
+
+
+def test_answers_of_an_engine_that_stops_end_with_an_error() -> None:
+    """They are counted as what they are, once each; what the engine had refused is no answer."""
+    setup = Setup()
+
+    async def main() -> None:
+        service = Service(setup.llm, setup.settings, listener=setup.heard)
+        with pytest.raises(RequestError, match="the prompt is empty"):
+            await service.run(Job(prompts=[ids("a"), []], params=ENDLESS))
+        assert setup.heard.lefts == []
+        stream = await service.run(job("a", "b"))
+        await asyncio.to_thread(setup.llm.close)
+        with pytest.raises(EngineStoppedError):
+            async for _ in stream:
+                pass
+        stream.close()
+
+    asyncio.run(main())
+    assert [why for why, _ in setup.heard.lefts] == ["error"] * 2
 
 
 def test_a_report_does_not_wait_for_a_step_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
