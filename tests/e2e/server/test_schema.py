@@ -21,6 +21,7 @@ from paceline.api.server.protocol_completions import CompletionRequest
 
 OPERATIONS = (
     ("/v1/chat/completions", "POST"),
+    ("/v1/chat/completions/render", "POST"),
     ("/v1/completions", "POST"),
     ("/v1/responses", "POST"),
     ("/tokenize", "POST"),

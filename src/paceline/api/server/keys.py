@@ -19,7 +19,7 @@ from paceline.api.server.settings import ServerSettings
 from paceline.api.server.sse import JsonAnswer
 from paceline.core.errors import ConfigError
 
-GUARDED = ("/v1", "/tokenize", "/detokenize")
+GUARDED = ("/v1", "/tokenize", "/detokenize", "/health_generate")
 _TENANT = "tenant"
 _OWNER = "owner"  # always, while the tenant is empty where caches are shared
 

@@ -153,6 +153,18 @@ class TokenizeAnswer(Answer):
     token_strs: list[str] | None = None
 
 
+class RenderAnswer(Answer):
+    """The answer of POST /v1/chat/completions/render."""
+
+    object: Literal["chat.completion.render"]
+    model: str
+    prompt: str
+    prompt_token_ids: list[int]
+    count: int
+    max_tokens: int
+    max_model_len: int
+
+
 class DetokenizeAnswer(Answer):
     """The answer of POST /detokenize."""
 
@@ -216,6 +228,7 @@ OF_BODIES = (400, 401, 404, 408, 413, 415)  # errors of a path that takes a body
 RESPONSES: Mapping[str, dict[int | str, dict[str, Any]]] = {
     "chat": documented(ChatAnswer, (*OF_BODIES, 500, 503), streams=True),
     "completions": documented(CompletionAnswer, (*OF_BODIES, 500, 503), streams=True),
+    "render": documented(RenderAnswer, OF_BODIES),
     "tokenize": documented(TokenizeAnswer, OF_BODIES),
     "detokenize": documented(DetokenizeAnswer, OF_BODIES),
     "models": documented(ModelList, (401,)),

@@ -70,6 +70,20 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
         return await answered(service, call, request, streams=call.body.streams)
 
     @found.post(
+        "/v1/chat/completions/render",
+        responses=RESPONSES["render"],
+        openapi_extra=body_schema(ChatRequest),
+        operation_id="render_chat",
+    )
+    async def render_chat(request: Request) -> Response:
+        """Prompt and token ids that a chat request would give; nothing is generated."""
+
+        def read(body: ChatRequest) -> dict[str, Any]:
+            return tokens.rendered(chat.read(body, context, planner=planner))
+
+        return JsonAnswer(await understood(request, ChatRequest, read))
+
+    @found.post(
         "/v1/completions",
         responses=RESPONSES["completions"],
         openapi_extra=body_schema(CompletionRequest),

@@ -1,4 +1,4 @@
-"""What the server says of itself: probes, figures, version. No path here needs a key."""
+"""What the server says of itself: probes, figures, version. Only the probe that costs a token needs a key."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 import paceline
+from paceline.api.server.disconnect import until_gone
 from paceline.api.server.engine_metrics import accept_length, accepted_per_position
-from paceline.api.server.errors import ApiError
+from paceline.api.server.errors import ApiError, shown
 from paceline.api.server.metrics import CONTENT_TYPE, Metrics
+from paceline.api.server.probe import make_token
+from paceline.api.server.protocol_answers import ErrorAnswer
 from paceline.api.server.service import Service
-from paceline.api.server.settings import ServerSettings
+from paceline.api.server.settings import public
 from paceline.api.server.sse import JsonAnswer
-
-_SECRET = (
-    *("api_key", "api_key_file", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"),
-    *("chat_template", "port_file", "uds"),
-)
 
 
 def router(service: Service, metrics: Metrics) -> APIRouter:
@@ -47,6 +45,16 @@ def router(service: Service, metrics: Metrics) -> APIRouter:
     routes.post("/ping", include_in_schema=False)(health)  # SageMaker's
     routes.get("/ready", response_class=Response)(ready)
     routes.head("/ready", include_in_schema=False)(ready)
+
+    @routes.get(
+        "/health_generate",
+        response_class=Response,
+        responses={status: {"model": ErrorAnswer} for status in (401, 500, 503)},
+    )
+    async def health_generate(request: Request) -> Response:
+        """200 once the engine has made a token for this; 503 where it does not in time."""
+        await until_gone(request.receive, make_token(service))
+        return Response(status_code=200)
 
     @routes.get("/version")
     def version() -> Response:
@@ -94,8 +102,8 @@ def _info(service: Service, report: Mapping[str, float]) -> dict[str, Any]:
         "engine_config": config,
         "speculative_config": draft,
         "drafter": asdict(llm.spec),
-        "settings": _shown(service.settings),
-        "notes": list(llm.notes),
+        "settings": public(service.settings),
+        "notes": [shown(note) for note in llm.notes],
         "accept_length": accept_length(report),
         "accepted_per_position": list(accepted_per_position(report).values()),
         "counters": dict(report),
@@ -106,8 +114,3 @@ def _info(service: Service, report: Mapping[str, float]) -> dict[str, Any]:
 def _name(model: str) -> str:
     """A model's name without the folders that it lies in."""
     return Path(model).name if Path(model).is_absolute() else model
-
-
-def _shown(settings: ServerSettings) -> dict[str, Any]:
-    """Settings without keys and places of files."""
-    return {k: v for k, v in asdict(settings).items() if k not in _SECRET}

@@ -148,6 +148,12 @@ class ServerSettings:
             LIFE, "/health is 503 once a step of the engine takes more seconds than this"
         ),
     )
+    health_generate_timeout: float = field(
+        default=20.0,
+        metadata=_doc(
+            LIFE, "/health_generate is 503 once its token has not come for so many seconds"
+        ),
+    )
 
     served_model_name: tuple[str, ...] = field(
         default=(),
@@ -164,6 +170,14 @@ class ServerSettings:
     reasoning_parser: str | None = field(
         default=None,
         metadata=_doc(ANSWERS, "how the model marks reasoning; default: seen from its template"),
+    )
+    disable_any_whitespace: bool = field(
+        default=False,
+        metadata=_doc(
+            ANSWERS,
+            "JSON that a request's format asks for has no white space between its parts, unless the "
+            "request says otherwise",
+        ),
     )
     strict: bool = field(
         default=False,
@@ -249,6 +263,7 @@ _LEAST: Mapping[str, float] = {
     "sse_keep_alive_interval": 0.0,
     "drain_timeout": 0.0,
     "watchdog_timeout": 1.0,
+    "health_generate_timeout": 0.1,
     "max_stored_responses": 0,
 }
 

@@ -13,6 +13,7 @@ from paceline.api.server.sampling import check_ids
 from paceline.core.errors import RequestError
 
 if TYPE_CHECKING:
+    from paceline.api.server.chat import ChatCall
     from paceline.api.server.context import Context
     from paceline.api.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
 
@@ -59,6 +60,24 @@ def _conversation(body: TokenizeRequest, context: Context, planner: Planner) -> 
     fields = ("messages", "tools", "chat_template_kwargs", *_ENDS)
     asked = ChatRequest.model_construct(**{name: getattr(body, name) for name in fields})
     return prompt_of(asked, planner.plan(asked, context.compiler), context.tokenizer)
+
+
+def rendered(call: ChatCall) -> dict[str, Any]:
+    """What a chat request gives the model, whose answer is not made.
+
+    `prompt` is the conversation through the template; `prompt_token_ids` are what would be computed,
+    fewer where truncate_prompt_tokens cuts them.
+    """
+    (ids,) = call.job.prompts
+    return {
+        "object": "chat.completion.render",
+        "model": call.context.model,
+        "prompt": call.prompt,
+        "prompt_token_ids": list(ids),
+        "count": len(ids),
+        "max_tokens": call.job.params.max_tokens,
+        "max_model_len": call.context.max_len,
+    }
 
 
 def detokenize(body: DetokenizeRequest, context: Context) -> dict[str, Any]:

@@ -6,8 +6,9 @@ import pytest
 from openai.types import Model
 
 from paceline.api.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
-from paceline.api.server.tokens import detokenize, model_card, model_list, tokenize
-from tests.served import context, ids, refusal
+from paceline.api.server.tokens import detokenize, model_card, model_list, rendered, tokenize
+from tests.local_server import local_server
+from tests.served import chat_call, context, ids, refusal
 
 CONTEXT = context()
 
@@ -31,11 +32,37 @@ def test_llama_cpps_name_is_read() -> None:
 
 def test_a_conversation_becomes_what_the_model_sees() -> None:
     """The same tokens that a chat would be answered from."""
-    from tests.served import chat_call
-
     messages = [{"role": "user", "content": "hi"}]
     prompt = chat_call(CONTEXT, messages=messages).job.prompts[0]
     assert tokenize(asked(messages=messages), CONTEXT)["tokens"] == list(prompt)
+
+
+def test_a_conversation_is_shown_as_the_model_sees_it() -> None:
+    """Its template's text, the ids of that, and how many tokens an answer may have."""
+    call = chat_call(CONTEXT, messages=[{"role": "user", "content": "hi"}])
+    shown = rendered(call)
+    assert shown["prompt"].count("hi") == 1
+    assert shown["prompt_token_ids"] == ids(shown["prompt"]) == list(call.job.prompts[0])
+    assert shown["max_tokens"] == 200 - shown["count"] == 200 - len(shown["prompt_token_ids"])
+    cut = rendered(replace(call, job=replace(call.job, prompts=[[5, 6]])))
+    assert (cut["prompt"], cut["prompt_token_ids"], cut["count"]) == (shown["prompt"], [5, 6], 2)
+
+
+def test_rendering_asks_nothing_of_the_engine() -> None:
+    """What a chat would be refused for is refused, and nothing is generated."""
+    fields = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    path = "/v1/chat/completions"
+    with local_server() as server, server.client() as client:
+        shown = client.post(f"{path}/render", json=fields)
+        assert shown.status_code == 200
+        wrong = [client.post(p, json={**fields, "top_p": 2}) for p in (path, f"{path}/render")]
+        assert [answer.status_code for answer in wrong] == [400, 400]
+        assert wrong[0].json() == wrong[1].json()
+        assert server.engine.added == []
+        assert client.post(path, json=fields).status_code == 200
+        (asked,) = server.engine.added
+    assert shown.json()["prompt_token_ids"] == list(asked.prompt_ids)
+    assert shown.json()["max_tokens"] == asked.params.max_tokens == 3
 
 
 def test_tools_are_counted_as_they_are_served() -> None:
