@@ -19,17 +19,23 @@ from tests.server_process import ServerProcess, running
 FLAGS = ("--served-model-name", "tiny", "--max-rows", "8")
 
 
+def written(folder: Path, context: int) -> Path:
+    tokenizer = byte_tokenizer()
+    tiny.write_tiny(folder, max_position_embeddings=context, vocab_size=tokenizer.vocab_size + 6)
+    tokenizer.backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tiny, but it can write any byte, so JSON too; a few of its ids have no token."""
-    tokenizer = byte_tokenizer()
-    folder = tiny.write_tiny(
-        tmp_path_factory.mktemp("model"),
-        max_position_embeddings=1024,
-        vocab_size=tokenizer.vocab_size + 6,
-    )
-    tokenizer.backend.save(str(folder / "tokenizer.json"))
-    return folder
+    return written(tmp_path_factory.mktemp("model"), 1024)
+
+
+@pytest.fixture(scope="session")
+def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a long context: an answer that fills it takes minutes, so no test sees its end."""
+    return written(tmp_path_factory.mktemp("long"), 65_536)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,43 @@
+"""`python -m tests.fragile_server serve ...`: the real command line, whose engine does what a file says before each step.
+
+The file is named by FRAGILE_SERVER: a number, and it waits once it has made so many steps; `die`, and the step
+fails; no file, and it goes on. So a test finds the engine in the middle of its work, however busy the machine is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from itertools import count
+from pathlib import Path
+
+from paceline.cli import main
+from paceline.engine.engine import Engine
+
+step = Engine.step
+steps = count()
+
+
+def told() -> str | None:
+    try:
+        return Path(os.environ["FRAGILE_SERVER"]).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def fragile(self: Engine) -> object:
+    number = next(steps)
+    while (word := told()) is not None:
+        if word == "die":
+            msg = "the machine is on fire"
+            raise RuntimeError(msg)
+        if word and number < int(word):  # nothing yet: it is being written
+            break
+        time.sleep(0.002)
+    return step(self)
+
+
+if __name__ == "__main__":
+    Engine.step = fragile  # type: ignore[method-assign, assignment]
+    sys.exit(main())
