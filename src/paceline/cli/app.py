@@ -27,6 +27,7 @@ from paceline.cli.console import (
     open_streams,
     silence_streams,
 )
+from paceline.cli.dotted import joined
 from paceline.core import environment
 from paceline.core.errors import (
     ConfigError,
@@ -131,7 +132,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _obey(argv: Sequence[str]) -> int:
     try:
-        words = [STDIN if word == "-" else word for word in argv]
+        words = [STDIN if word == "-" else word for word in joined(argv)]
         outcome = build_app()(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         complain(_advice(error))

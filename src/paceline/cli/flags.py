@@ -42,7 +42,8 @@ _SPEC_HELP = (
 _CONFIG_HELP = (
     "the same and more as a JSON object with vLLM's keys, for example "
     """'{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}' or """
-    f"""'{{"method": "{next(iter(NETWORKS))}", "model": "FOLDER", "num_speculative_tokens": 8}}'"""
+    f"""'{{"method": "{next(iter(NETWORKS))}", "model": "FOLDER", "num_speculative_tokens": 8}}'; """
+    "a key may be a flag of its own: --spec-config.method=ngram"
 )
 # SamplingParams has no help texts of its own; tests check that every field is here.
 SAMPLING_HELP: Mapping[str, str] = {

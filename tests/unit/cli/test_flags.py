@@ -83,6 +83,53 @@ def test_a_speculative_config_is_vllms(run, flag: str) -> None:
     assert ran.configs[0].draft.num_speculative_tokens == 4
 
 
+@pytest.mark.parametrize("flag", ["--spec-config", "--speculative-config", "-sc"])
+def test_a_key_of_it_may_be_a_flag(run, flag: str) -> None:
+    """With `=` or a space; numbers are numbers, and text is text."""
+    words = [
+        f"{flag}.method=ngram",
+        f"{flag}.num_speculative_tokens",
+        "4",
+        f"{flag}.adaptive=false",
+    ]
+    ran = run("generate", *words, "x", "--max-tokens", "3")
+    assert ran.code == 0, ran.err
+    draft = ran.configs[0].draft
+    assert (draft.method, draft.num_speculative_tokens, draft.adaptive) == ("ngram", 4, False)
+    assert len(ran.engines[0].added) == 1
+
+
+def test_after_two_dashes_there_are_no_flags(run) -> None:
+    """Words stay what they are."""
+    ran = run("generate", "-sc.method=ngram", "--", "-sc.method")
+    assert ran.code == 0, ran.err
+    assert ran.configs[0].draft.method == "ngram"
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["-sc.method"], "-sc.method has no value"),
+        (
+            ["-sc.method=a", "--spec-config.method", "b"],
+            "method of the speculative config is given",
+        ),
+        (["-sc.method=ngram", "-sc", '{"method": "ngram"}'], "given as JSON and by key (method)"),
+        (["-sc.method=ngram", "--speculative-config={}"], "given as JSON and by key (method)"),
+        (["-sc.metod=ngram"], "known keys: method"),
+        (["-sc.=ngram"], "known keys: method"),
+        (["-sc.num_speculative_tokens=many"], "num_speculative_tokens must be a whole number"),
+        (["-sc.method=ngram", "--spec", "suffix"], "given both"),
+    ],
+)
+def test_keys_that_contradict_are_refused(run, arguments: list[str], message: str) -> None:
+    """As the JSON would be."""
+    ran = run("generate", "x", *arguments)
+    assert ran.code == 2
+    assert message in " ".join(ran.err.split())
+    assert ran.engines == []
+
+
 @pytest.mark.parametrize(
     "arguments,message",
     [
