@@ -17,7 +17,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.graphs import GraphCache, Recorded, Recorder, Step
 from paceline.engine.growers import Grower, MergedGrower, NetworkGrower
 from paceline.engine.launch import graphs_of
-from paceline.engine.step import StepTensors
+from paceline.engine.step_tensors import StepTensors
 from tests.engine.harness import request, run
 
 

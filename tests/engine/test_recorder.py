@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.engine.graphs import CudaRecorder
-from paceline.engine.step import StepTensors
+from paceline.engine.step_tensors import StepTensors
 
 MB = 1 << 20
 GPU = torch.device("cuda", 0)

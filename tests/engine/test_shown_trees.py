@@ -137,13 +137,58 @@ def test_a_stop_cuts_the_path(model: Path, drafter: Path) -> None:
     assert list(last.tree.emitted) == list(last.token_ids) == spelled(last.tree)
 
 
-def test_a_tree_that_stays_on_the_device_is_not_shown(model: Path, drafter: Path) -> None:
-    """On a GPU nobody reads a network's tree; a made-up one would be worse than none."""
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_tree_that_the_device_grows_is_shown_alike(
+    model: Path, drafter: Path, temperature: float
+) -> None:
+    """As on a GPU, where steps are graphs and nobody reads the tree before it is verified."""
+    given = params(temperature=temperature, seed=5)
+    read = [out.tree for out in outputs(built(model, drafter, "ddtree"), given)]
+    eng = built(model, drafter, "ddtree")
+    graphs = as_on_gpu(eng)
+    seen = [out.tree for out in outputs(eng, given)]
+    assert graphs.num_captured
+    assert not graphs.num_eager
+    assert seen[0] is read[0] is None
+    for tree, other in zip(seen[1:], read[1:], strict=True):
+        assert tree is not None
+        assert other is not None
+        if tree.start < 15:  # the host leaves out what would come after the last token
+            assert _branches(tree) == _branches(other)
+        assert spelled(tree) == spelled(other)
+        assert tree.start == other.start
+
+
+def test_rows_of_a_batch_are_shown_their_own_trees(model: Path, drafter: Path) -> None:
+    """Of padded steps over uneven trees, one step late; who did not ask gets none."""
     eng = built(model, drafter, "ddtree")
     as_on_gpu(eng)
-    found = outputs(eng, params())
-    assert found[-1].stats.num_drafted > 0
-    assert all(o.tree is None for o in found)
+    jobs = [request(f"{i}", PROMPT[i:], params(), shows_trees=i != 1) for i in range(3)]
+    for name, outcome in run(eng, jobs).items():
+        trees = [out.tree for out in outcome.outputs]
+        if name == "1":
+            assert not any(trees)
+            continue
+        emitted: list[int] = list(outcome.outputs[0].token_ids)
+        for out, tree in zip(outcome.outputs[1:], trees[1:], strict=True):
+            assert tree is not None
+            assert tree.token_ids[0] == emitted[-1]
+            own = list(out.token_ids[len(tree.path) - 1 :])
+            assert spelled(tree) + own == list(out.token_ids)
+            assert [tree.sources[n] for n in tree.path[1:]] == list(
+                out.sources[: len(tree.path) - 1]
+            )
+            emitted += out.token_ids
+        stats = outcome.last.stats
+        assert sum(len(tree.token_ids) - 1 for tree in trees[1:]) == stats.num_drafted > 0
+
+
+def _branches(tree: VerifiedTree) -> set[tuple[int, ...]]:
+    """The paths to all nodes, which are the same however the nodes are ordered."""
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.token_ids, tree.parents, strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return set(paths)
 
 
 def test_a_given_tree_is_shown_on_a_device_too(model: Path) -> None:

@@ -16,7 +16,7 @@ from paceline.core.device import free_memory, used_memory
 from paceline.engine.beforehand import capture_usual
 from paceline.engine.engine import Engine
 from paceline.engine.graphs import CudaRecorder, Recorded, Step
-from paceline.engine.step import StepTensors
+from paceline.engine.step_tensors import StepTensors
 from tests import network_cases, tiny, tiny_drafters
 from tests.engine.harness import engine
 from tests.sweep import LONGEST, Said, endless, jobs_of, serve

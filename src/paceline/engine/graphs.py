@@ -27,7 +27,8 @@ from paceline.core.device import free_cached, free_memory, lacks_memory
 from paceline.core.stages import silent
 from paceline.core.tree import root
 from paceline.engine.graph_keys import GraphKey, Ladder, Trees
-from paceline.engine.step import StepTensors, Walk, block_step
+from paceline.engine.step import Walk, block_step
+from paceline.engine.step_tensors import StepTensors
 from paceline.engine.tree_places import TreePlaces
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from paceline.engine.graphs import CudaRecorder, GraphCache
 from paceline.engine.guides import any_of, forced_of, masks_of, shaped
 from paceline.engine.plan import StepPlan
 from paceline.engine.sequence import Phase
-from paceline.engine.step import StepTensors, block_step, extend_step
+from paceline.engine.step import block_step, extend_step
+from paceline.engine.step_tensors import StepTensors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -180,7 +181,11 @@ class Launcher:
         """On a GPU: start copying the results to the host. Nothing waits here."""
         if pending.tensors is None or self._rows.device.type == "cpu":
             return pending
-        tensors = pending.tensors.to_host()
+        drafted = pending.drafted
+        shown = any(s.request.shows_trees for s in pending.plan.sequences)
+        tensors = pending.tensors.to_host(
+            with_trees=shown and drafted is not None and drafted.grown
+        )
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record()
         return replace(pending, tensors=tensors, ready=ready)

@@ -13,7 +13,7 @@ from paceline.core.request import Fault, FinishReason, TokenLogprobs, VerifiedTr
 from paceline.core.tree import NOT_FINITE, Proposal
 from paceline.engine.guides import Failure, Guide, ids_of
 from paceline.engine.sequence import Sequence
-from paceline.engine.step import StepTensors
+from paceline.engine.step_tensors import StepTensors
 
 log = logging.getLogger(__name__)
 
@@ -157,13 +157,13 @@ def tree_shown(
 
     Args:
         sequence: the row's.
-        proposal: the tree, as the host knows it.
+        proposal: the tree.
         tensors: what the step left, on the host.
         b: which row.
         emitted: the row's tokens of the step, already cut.
 
     Returns:
-        None unless exactly the proposal was verified: a tree that was grown on the device stays there.
+        None unless exactly the proposal was verified.
     """
     count = len(proposal.tokens)
     if tensors.path is None or tensors.drafted is None or int(tensors.drafted[b]) != count:
@@ -177,4 +177,25 @@ def tree_shown(
         scores=(0.0, *proposal.scores),
         path=tuple(accepted[: len(emitted) + 1]),
         emitted=tuple(emitted),
+    )
+
+
+def grown(tensors: StepTensors, b: int) -> Proposal:
+    """What was verified of a tree that the device grew for a step's b-th row, root excluded.
+
+    Args:
+        tensors: what the step left, on the host, trees included.
+        b: which row.
+    """
+    tree, chosen = tensors.tree, tensors.chosen
+    assert tree is not None, "whoever shows trees asks for them"
+    assert chosen is not None, "whoever shows trees asks for them"
+    first, end = chosen.cu_q[b : b + 2].tolist()
+    nodes = chosen.node[first + 1 : end] - b * tree.token_ids.shape[1]
+    place = {0: -1, **{node: i for i, node in enumerate(nodes.tolist())}}
+    return Proposal(
+        tokens=tree.token_ids[b, nodes].tolist(),
+        parents=[place[parent] for parent in tree.parents[b, nodes].tolist()],
+        scores=tree.scores[b, nodes].tolist(),
+        sources=tree.sources[b, nodes].tolist(),
     )

@@ -14,9 +14,9 @@ from paceline.core.request import FinishReason, StepOutput
 from paceline.core.tree import FORCED, Proposal
 from paceline.draft.base import HostCommit
 from paceline.engine.launch import Pending
-from paceline.engine.outcome import cut, followed, logprobs_of, tree_shown
+from paceline.engine.outcome import cut, followed, grown, logprobs_of, tree_shown
 from paceline.engine.sequence import Phase, Sequence
-from paceline.engine.step import StepTensors
+from paceline.engine.step_tensors import StepTensors
 
 if TYPE_CHECKING:
     from paceline.engine.build import Parts
@@ -192,5 +192,9 @@ def _by_drafter(pending: Pending, b: int, drafted: int) -> int:
 
 
 def _shown(pending: Pending, b: int) -> Proposal | None:
-    """The tree of a step's b-th row as the host knows it; None: the step verified none."""
-    return None if pending.drafted is None else pending.drafted.proposals[b]
+    """The tree of a step's b-th row; None: the step verified none."""
+    if pending.drafted is None:
+        return None
+    if pending.drafted.grown and pending.tensors is not None:
+        return grown(pending.tensors, b)
+    return pending.drafted.proposals[b]

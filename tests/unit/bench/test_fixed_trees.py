@@ -12,7 +12,7 @@ from paceline.bench.step_cases import Case, Spec, parse_spec
 from paceline.bench.steps import Bench, Settings, _timed, run
 from paceline.core.config import CacheConfig, EngineConfig
 from paceline.engine.graphs import Recorded, Step, Trees
-from paceline.engine.step import StepTensors
+from paceline.engine.step_tensors import StepTensors
 from tests import tiny
 from tests.engine.as_on_gpu import Calls, as_on_gpu, greedy
 
