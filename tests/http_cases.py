@@ -36,6 +36,8 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "bias": {"temperature": 0.5, "logit_bias": {"70": 3, "71": -100, "90": 2.5}},
     "allowed": {"temperature": 1, "allowed_token_ids": list(range(60, 90))},
+    # An answer that repeats itself, which is what an n-gram drafter can guess.
+    "two ids": {"temperature": 0.7, "allowed_token_ids": [70, 71]},
     "bad words": {"temperature": 0, "bad_words": ["a", "e", "r"]},
     "min_tokens": {"temperature": 1, "min_tokens": 30, "logit_bias": {"2": 20}},
     "stop string": {"temperature": 1, "stop": ["a", "zz", "Q"]},

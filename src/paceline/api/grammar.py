@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
     from paceline.api.tokenizer import Tokenizer
 
-__all__ = ["ConstraintError", "Constraints", "Whitespace"]
+__all__ = ["LAYOUTS", "ConstraintError", "Constraints", "Whitespace"]
 
 Whitespace = Literal["flexible", "spaced", "compact"]
 
 # JSON allows any amount of whitespace; a model that has lost its thread would go on with it for ever.
 _FLEXIBLE = r"[\x20\x0A\x0D\x09]{1,64}"
-_LAYOUTS: Mapping[Whitespace, JsonCompileOptions] = {
+LAYOUTS: Mapping[Whitespace, JsonCompileOptions] = {
     "flexible": {"whitespace_pattern": _FLEXIBLE},
     "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
@@ -68,6 +68,7 @@ class Constraints:
         vocab_size: V, of the model: ids beyond the tokenizer's are never allowed.
         eos_token_ids: ids that end a text; default: the tokenizer's. They are allowed only where the
             constraint may end.
+        whitespace: of JSON, where a call does not say; see `json_schema`.
 
     Raises:
         ConfigError: llguidance is not installed.
@@ -79,7 +80,10 @@ class Constraints:
         tokenizer: Tokenizer,
         vocab_size: int,
         eos_token_ids: Sequence[int] | None = None,
+        *,
+        whitespace: Whitespace = "flexible",
     ) -> None:
+        self.whitespace: Whitespace = whitespace
         ends = tokenizer.eos_token_ids if eos_token_ids is None else eos_token_ids
         self.eos_token_ids = tuple(i for i in dict.fromkeys(ends) if 0 <= i < vocab_size)
         if not self.eos_token_ids:
@@ -111,19 +115,21 @@ class Constraints:
             verbose_errors=False,
         )
 
-    def json_schema(self, schema: object, *, whitespace: Whitespace = "flexible") -> Constraint:
+    def json_schema(self, schema: object, *, whitespace: Whitespace | None = None) -> Constraint:
         """JSON that a schema (draft 2020-12) accepts.
 
         Args:
             schema: an object of JSON values, its JSON text, or True.
             whitespace: "flexible": up to 64 whitespace characters where JSON allows any; "spaced": one
-                space after "," and ":", none elsewhere, as Python's `json.dumps` writes; "compact": none.
+                space after "," and ":", none elsewhere, as Python's `json.dumps` writes; "compact": none;
+                default: these constraints' own.
 
         Raises:
             ConstraintError: the schema is no JSON, malformed, nothing fits it, it is too large, or it uses a
                 keyword that is not served; the message names it.
         """
-        if whitespace not in _LAYOUTS:
+        whitespace = self.whitespace if whitespace is None else whitespace
+        if whitespace not in LAYOUTS:
             msg = f"whitespace {whitespace!r}: {', '.join(get_args(Whitespace))} are possible; use one"
             raise ConstraintError(msg)
         from llguidance import LLMatcher
@@ -131,12 +137,12 @@ class Constraints:
         read = read_schema(schema)
         text = json.dumps(read)  # not the object: whole numbers may have more than 64 bits
         try:
-            source = LLMatcher.grammar_from_json_schema(text, overrides=_LAYOUTS[whitespace])
+            source = LLMatcher.grammar_from_json_schema(text, overrides=LAYOUTS[whitespace])
         except ValueError as error:
             raise ConstraintError(refused("JSON schema", str(error), read)) from error
         return self._compiled("JSON schema", source, read)
 
-    def json_object(self, *, whitespace: Whitespace = "flexible") -> Constraint:
+    def json_object(self, *, whitespace: Whitespace | None = None) -> Constraint:
         """Any JSON object."""
         return self.json_schema({"type": "object"}, whitespace=whitespace)
 

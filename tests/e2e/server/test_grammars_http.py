@@ -124,3 +124,39 @@ def test_a_refused_schema_names_its_keyword(http: httpx2.Client) -> None:
                 [field] = fields
                 renamed = path == "/v1/responses" and field == "response_format"
                 assert error["param"].startswith("text.format" if renamed else field)
+
+
+JSON = {
+    "json": {"structured_outputs": {"json": SERVED}},
+    "json_object": {"structured_outputs": {"json_object": True}},
+    "response_format": {
+        "response_format": {"type": "json_schema", "json_schema": {"schema": SERVED}}
+    },
+    "response_format object": {"response_format": {"type": "json_object"}},
+}
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_a_request_may_have_json_without_white_space(either, name) -> None:
+    """A model that loves quotes, and blanks after them, has no others to write if the request says so."""
+    quote, blank = either.post("/tokenize", json={"prompt": '" '}).json()["tokens"]
+    bias = {str(quote): 100, str(blank): 90}
+    texts = {}
+    for said in (None, False, True):
+        case = {**JSON[name], "temperature": 0, "logit_bias": bias, "max_tokens": 40}
+        if said is not None:
+            outputs = {**case.get("structured_outputs", {}), "disable_any_whitespace": said}
+            case["structured_outputs"] = outputs
+        [(texts[said], *_)] = shown(answer(either, case))
+    assert texts[None] == texts[False]
+    assert '" ' in texts[None]
+    assert '"' in texts[True]
+    assert " " not in texts[True]
+    if "object" not in name:
+        assert set(json.loads(texts[True])) == {"name", "age"}
+
+
+def test_white_space_is_for_json_alone(http: httpx2.Client) -> None:
+    """A regex says itself where it is; told, not ignored."""
+    error = refusal(http, {"regex": "a b", "structured_outputs": {"disable_any_whitespace": True}})
+    assert error["param"] == "structured_outputs.disable_any_whitespace"

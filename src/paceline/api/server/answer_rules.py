@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from paceline.api.server.errors import api_error, bad
 from paceline.api.server.reasoning import ThinkForm, Thinking
-from paceline.api.server.structured import constraint_of
+from paceline.api.server.structured import constraint_of, whitespace_of
 from paceline.api.server.tool_grammar import (
     CallGrammar,
     Signature,
@@ -28,6 +28,7 @@ from paceline.api.server.tool_request import Mode, ToolUse
 from paceline.core.errors import RequestError
 
 if TYPE_CHECKING:
+    from paceline.api.grammar import Whitespace
     from paceline.api.server.context import Compiler
     from paceline.api.server.protocol_sampling import SamplingFields
     from paceline.api.server.tool_parsers.dialects import Dialect
@@ -85,47 +86,44 @@ class AnswerRules:
         stands = Thinking.CLOSED if self.think is None else thinking()
         if not calls and stands is Thinking.CLOSED:
             return form
-        rules = self._calls(use, body, has_form=form is not None) if calls else _plain(body)
+        symbols = "" if form is None else _form_rule(body, whitespace_of(body, compiler))
+        rules = self._calls(use, symbols) if calls else f"answer: {symbols}"
         try:
             return compiler.lark(grammar(rules, self.think, stands, self.token_id))
         except RequestError as error:
             _blame(use, compiler)
             raise api_error(error, param="tools" if calls else "response_format") from error
 
-    def _calls(self, use: ToolUse, body: SamplingFields, *, has_form: bool) -> str:
+    def _calls(self, use: ToolUse, form: str) -> str:
         written = CallGrammar(
             dialect=self.dialect,
             functions=[Signature(name=f.name, schema=f.schema) for f in use.allowed],
             single=use.single,
             token_id=self.token_id,
         )
-        if has_form:
-            return written.either(_form_rule(body))
+        if form:
+            return written.either(form)
         return written.forced() if use.mode is Mode.REQUIRED else written.lazy()
 
 
-def _plain(body: SamplingFields) -> str:
-    return f"answer: {_form_rule(body)}"
-
-
-def _form_rule(body: SamplingFields) -> str:
+def _form_rule(body: SamplingFields, whitespace: Whitespace) -> str:
     """Symbols for the structured answer that `constraint_of` compiled."""
     form, outputs = body.response_format, body.structured_outputs
     if form is not None and form.type != "text":
         schema = None if form.json_schema is None else form.json_schema.schema_
-        return json_rule({"type": "object"} if schema is None else schema, spaced=False)
+        return json_rule({"type": "object"} if schema is None else schema, whitespace)
     assert outputs is not None, "there is a structured answer"
     if outputs.json_ is not None:
         given = outputs.json_
         schema = json.loads(given) if isinstance(given, str) else given
-        return json_rule(schema, spaced=False)
+        return json_rule(schema, whitespace)
     if outputs.regex is not None:
         return regex_rule(outputs.regex)
     if outputs.choice is not None:
         return choice_rule(outputs.choice)
     if outputs.grammar is not None:
         return lark_rule(outputs.grammar)
-    return json_rule({"type": "object"}, spaced=False)
+    return json_rule({"type": "object"}, whitespace)
 
 
 def _blame(use: ToolUse, compiler: Compiler) -> None:
@@ -134,6 +132,6 @@ def _blame(use: ToolUse, compiler: Compiler) -> None:
         if function not in use.allowed:
             continue
         try:
-            compiler.json_schema(function.schema)
+            compiler.json_schema(function.schema, whitespace="spaced")
         except RequestError as error:
             raise api_error(error, param=f"tools.{index}.function.parameters") from error

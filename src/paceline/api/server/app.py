@@ -90,7 +90,12 @@ def _context(service: Service) -> Context:
     llm = service.llm
     ends = (*llm.tokenizer.eos_token_ids, *llm.model_config.eos_token_ids)
     try:
-        compiler = Constraints(llm.tokenizer, llm.model_config.vocab_size, ends)
+        compiler = Constraints(
+            llm.tokenizer,
+            llm.model_config.vocab_size,
+            ends,
+            whitespace="compact" if service.settings.disable_any_whitespace else "flexible",
+        )
     except (ConfigError, ConstraintError) as error:
         log.warning("requests for structured output will be refused: %s", error)
         compiler = None

@@ -117,13 +117,16 @@ class ResponseFormat(Fields):
 
 
 class StructuredOutputs(Fields):
-    """vLLM's form of a structured answer: one of these."""
+    """vLLM's form of a structured answer: one of these, or the white space of a `response_format`."""
 
     json_: dict[str, Any] | bool | str | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
     choice: Items[str] | None = Field(None, min_length=1)
     grammar: str | None = None
+    disable_any_whitespace: bool | None = Field(
+        None, description="JSON without white space between its parts; null: the server's default"
+    )
 
 
 _NOT_HERE = "it cannot be honoured here; leave it out"
@@ -174,7 +177,7 @@ REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
     "structural_tag": ((), "use structured_outputs.grammar or tools"),
     "disable_any_whitespace": (
         (False,),
-        "white space between JSON's parts is the model's; leave it out",
+        "it is a field of structured_outputs; give it there",
     ),
     "disable_additional_properties": (
         (False,),

@@ -8,6 +8,7 @@ from paceline.api.server.errors import api_error, bad
 from paceline.core.errors import PacelineError
 
 if TYPE_CHECKING:
+    from paceline.api.grammar import Whitespace
     from paceline.api.server.context import Compiler
     from paceline.api.server.protocol import ResponseFormat, StructuredOutputs
     from paceline.api.server.protocol_sampling import SamplingFields
@@ -36,29 +37,51 @@ def constraint_of(body: SamplingFields, compiler: Compiler | None) -> Constraint
     if form is None and outputs is None:
         return None
     param = "response_format" if by_form else f"structured_outputs.{(asked or [''])[0]}"
-    if outputs is not None and not asked:
-        msg = (
-            "structured_outputs says nothing; one of json, json_object, regex, choice and grammar is "
-            "possible; give one, or leave it out"
-        )
-        raise bad(msg, "structured_outputs")
-    if not by_form and outputs is None:
+    if outputs is not None:
+        _check_outputs(outputs, asked, by_form=by_form)
+    elif not by_form:
         return None
     if compiler is None:
         raise bad(_NONE.format(param), param)
     try:
+        whitespace = whitespace_of(body, compiler)
         if by_form:
             assert form is not None, "a form was asked for"
-            return _of_form(form, compiler)
+            return _of_form(form, compiler, whitespace)
         assert outputs is not None, "outputs were asked for"
-        return _of_outputs(outputs, compiler)
+        return _of_outputs(outputs, compiler, whitespace)
     except PacelineError as error:
         raise api_error(error, param=param) from error
 
 
-def _of_form(form: ResponseFormat, compiler: Compiler) -> Constraint:
+def whitespace_of(body: SamplingFields, compiler: Compiler) -> Whitespace:
+    """The white space of a JSON answer."""
+    outputs = body.structured_outputs
+    if outputs is None or outputs.disable_any_whitespace is None:
+        return compiler.whitespace
+    return "compact" if outputs.disable_any_whitespace else "flexible"
+
+
+def _check_outputs(outputs: StructuredOutputs, asked: list[str], *, by_form: bool) -> None:
+    """Refuse what says nothing, and a white space that nothing has."""
+    spaced = outputs.disable_any_whitespace is not None
+    if not asked and not (by_form and spaced):
+        msg = (
+            "structured_outputs says nothing; one of json, json_object, regex, choice and grammar is "
+            "possible, and with a response_format disable_any_whitespace; give one, or leave it out"
+        )
+        raise bad(msg, "structured_outputs")
+    if outputs.disable_any_whitespace and not by_form and not asked[0].startswith("json"):
+        msg = (
+            f"disable_any_whitespace is asked of a {asked[0]}, which says itself where white space is; it "
+            "is possible with json, json_object and response_format; leave it out"
+        )
+        raise bad(msg, "structured_outputs.disable_any_whitespace")
+
+
+def _of_form(form: ResponseFormat, compiler: Compiler, whitespace: Whitespace) -> Constraint:
     if form.type == "json_object":
-        return compiler.json_object()
+        return compiler.json_object(whitespace=whitespace)
     schema = None if form.json_schema is None else form.json_schema.schema_
     if schema is None:
         msg = (
@@ -66,16 +89,18 @@ def _of_form(form: ResponseFormat, compiler: Compiler) -> Constraint:
             "give one, or use the type json_object"
         )
         raise bad(msg, "response_format.json_schema.schema")
-    return compiler.json_schema(schema)
+    return compiler.json_schema(schema, whitespace=whitespace)
 
 
-def _of_outputs(outputs: StructuredOutputs, compiler: Compiler) -> Constraint:
+def _of_outputs(
+    outputs: StructuredOutputs, compiler: Compiler, whitespace: Whitespace
+) -> Constraint:
     [(name, _)] = _asked(outputs)
     match name:
         case "json":
-            return compiler.json_schema(outputs.json_)
+            return compiler.json_schema(outputs.json_, whitespace=whitespace)
         case "json_object":
-            return compiler.json_object()
+            return compiler.json_object(whitespace=whitespace)
         case "regex":
             return compiler.regex(outputs.regex or "")
         case "choice":

@@ -18,11 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.api.grammar import LAYOUTS, Whitespace
 from paceline.api.server.reasoning import ThinkForm, Thinking
 from paceline.api.server.tool_parsers.dialects import COUNT, NAME, Dialect
 
-_SPACED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_FLEXIBLE = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
 _COUNT = "/[0-9]{1,4}/"
 Quote = Callable[[str], str]  # a text with marks in it, as symbols of a grammar
 _RULES = """
@@ -107,7 +106,7 @@ class CallGrammar:
                 quote(part) for part in dialect.before.replace(NAME, function.name).split(COUNT)
             )
             rules.append(f"call_{index}: {before} arguments_{index} {quote(dialect.after)}")
-            rules.append(f"arguments_{index}: {json_rule(function.schema, spaced=True)}")
+            rules.append(f"arguments_{index}: {json_rule(function.schema, 'spaced')}")
         return "\n".join(rules)
 
     @property
@@ -157,13 +156,12 @@ def grammar(
     return f"%llguidance {{}}\n{start}\n{rules}\n{_RULES % {'no_thought': no_thought}}"
 
 
-def json_rule(schema: Mapping[str, Any] | bool, *, spaced: bool) -> str:
-    """Symbols for JSON of a schema: spaced as `json.dumps` writes it, or with any white space."""
+def json_rule(schema: Mapping[str, Any] | bool, whitespace: Whitespace) -> str:
+    """Symbols for JSON of a schema."""
     fields: Mapping[str, Any] = (
         schema if isinstance(schema, Mapping) else ({} if schema else {"not": {}})
     )
-    layout = _SPACED if spaced else _FLEXIBLE
-    return "%json " + json.dumps({**fields, "x-guidance": layout})
+    return "%json " + json.dumps({**fields, "x-guidance": LAYOUTS[whitespace]})
 
 
 def choice_rule(choices: Sequence[str]) -> str:

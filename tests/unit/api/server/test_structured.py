@@ -4,19 +4,28 @@ from typing import Any
 
 import pytest
 
+from paceline.api.grammar import Whitespace
+from paceline.api.llm import LLM
+from paceline.api.server import app
+from paceline.api.server.service import Service
+from paceline.api.server.settings import ServerSettings
 from paceline.core.errors import RequestError
-from tests.served import completion_call, context, refusal
+from tests.fake_engine import FakeEngine
+from tests.served import TOKENIZER, completion_call, context, refusal
 
 
 class Recorder:
     """A compiler that keeps what it was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, whitespace: Whitespace = "flexible") -> None:
         self.asked: list[tuple[str, object]] = []
+        self.whitespace = whitespace
+        self.layouts: list[Whitespace | None] = []
 
     def __getattr__(self, name: str) -> Any:
-        def compile_it(*given: object) -> object:
+        def compile_it(*given: object, whitespace: Whitespace | None = None) -> object:
             self.asked.append((name, given[0] if given else None))
+            self.layouts.append(whitespace)
             if given and given[0] == "bad":
                 msg = "this pattern is bad"
                 raise RequestError(msg)
@@ -53,6 +62,39 @@ def test_every_form_is_compiled(fields, asked) -> None:
     assert call.job.constraint == asked
 
 
+@pytest.mark.parametrize("default", ["flexible", "compact"])
+@pytest.mark.parametrize("said,layout", [(None, None), (True, "compact"), (False, "flexible")])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"structured_outputs": {"json_object": True}},
+    ],
+)
+def test_white_space_is_the_requests_or_else_the_servers(form, said, layout, default) -> None:
+    """For each form of JSON."""
+    compiler = Recorder(default)
+    given = {**form.get("structured_outputs", {}), "disable_any_whitespace": said}
+    if said is not None or "structured_outputs" in form:
+        form = {**form, "structured_outputs": given}
+    assert completion_call(context(compiler=compiler), **form).job.constraint is not None
+    assert compiler.layouts == [layout or default]
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_the_servers_default_reaches_the_compiler(compact) -> None:
+    """`--disable-any-whitespace`, on a server as it is put together."""
+    llm = LLM.from_engine(FakeEngine((5,)), TOKENIZER)
+    try:
+        found = app._context(Service(llm, ServerSettings(disable_any_whitespace=compact)))
+    finally:
+        llm.close()
+    assert found.compiler is not None
+    assert found.compiler.whitespace == ("compact" if compact else "flexible")
+
+
 @pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}])
 def test_text_is_no_constraint(fields) -> None:
     """Clients write it as the default."""
@@ -66,6 +108,26 @@ def test_text_is_no_constraint(fields) -> None:
     [
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
+        ({"structured_outputs": {"disable_any_whitespace": True}}, "structured_outputs"),
+        (
+            {
+                "response_format": {"type": "text"},
+                "structured_outputs": {"disable_any_whitespace": False},
+            },
+            "structured_outputs",
+        ),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {}},
+            "structured_outputs",
+        ),
+        *(
+            (
+                {"structured_outputs": {kind: given, "disable_any_whitespace": True}},
+                "structured_outputs.disable_any_whitespace",
+            )
+            for kind, given in (("regex", "a"), ("choice", ["a"]), ("grammar", "start: X"))
+        ),
+        ({"disable_any_whitespace": True}, "disable_any_whitespace"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs.choice"),
         (
             {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},

@@ -177,8 +177,8 @@ def test_reasoning_may_come_first(special: bool) -> None:
 @pytest.mark.parametrize(
     "form,right,wrong",
     [
-        (json_rule({"type": "object", "required": ["a"]}, spaced=False), '{ "a" :\n1}', "[]"),
-        (json_rule(True, spaced=False), "[1]", "x"),
+        (json_rule({"type": "object", "required": ["a"]}, "flexible"), '{ "a" :\n1}', "[]"),
+        (json_rule(True, "flexible"), "[1]", "x"),
         (choice_rule(["yes", 'n"o', "ja\n"]), 'n"o', "maybe"),
         (regex_rule(r"a/b\/c\\[0-9]{2}"), "a/b/c\\12", "a/b/c12"),
         (regex_rule("x\ny"), "x\ny", "xy"),
@@ -204,7 +204,7 @@ def test_every_format_can_follow_reasoning_or_give_way_to_calls(
 
 def test_a_structured_answer_may_begin_as_a_call_does() -> None:
     """Llama 3 writes calls as bare JSON; beside a format they have their tag, so both stay possible."""
-    form = json_rule({"type": "object"}, spaced=False)
+    form = json_rule({"type": "object"}, "flexible")
     one = calls(LLAMA3, ("get", "{}"))
     for special in (True, False):
         either = Allowed(rules(LLAMA3, special=special).either(form), special=special)
