@@ -30,6 +30,7 @@ class _Open:
     seed: int
     emitted: list[int] = field(default_factory=list)
     histogram: list[int] = field(default_factory=lambda: [0] * 8)
+    steps: list[int] = field(default_factory=list)  # drafted tokens of each, all of them accepted
 
 
 class FakeEngine:
@@ -143,6 +144,7 @@ class FakeEngine:
                 tokens, reason = tokens[:kept], FinishReason.STOP
         if start:
             one.histogram[len(tokens) - 1] += 1
+            one.steps.append(len(tokens) - 1)
         one.emitted += tokens
         if reason is None and len(one.emitted) >= params.max_tokens:
             reason = FinishReason.LENGTH
@@ -156,6 +158,7 @@ class FakeEngine:
         one = self._open.pop(request_id)
         steps = sum(one.histogram)
         accepted = sum(j * n for j, n in enumerate(one.histogram))
+        listed = tuple(one.steps) if one.request.lists_steps else ()
         stats = RequestStats(
             seed=one.seed,
             num_prompt_tokens=len(one.request.prompt_ids),
@@ -169,6 +172,10 @@ class FakeEngine:
             queue_s=0.0,
             prefill_s=0.5,
             decode_s=0.5,
+            num_drafts=sum(count > 0 for count in one.steps),
+            num_drafter_steps=sum(count > 0 for count in one.steps),
+            drafted_per_step=listed,
+            accepted_per_step=listed,
         )
         return self._output(one, tokens, reason=reason, stop=stop, stats=stats)
 
