@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -12,6 +12,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from paceline.api.server.errors import ApiError
 from paceline.api.server.settings import ServerSettings
 from paceline.api.server.sse import ABORT, encoded
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
 
 _CLOSING = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 _MOST_AHEAD = 64  # requests that wait for the answer to an earlier one of their connection
@@ -106,6 +109,8 @@ class Connection(HttpToolsProtocol):
         extensions: dict[str, Any] = {ABORT: self.transport.abort}
         self.scope["extensions"] = extensions
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            _unchunked(self.cycle)
         if not self.pipeline:
             self._answering = self.cycle
 
@@ -164,6 +169,22 @@ class Connection(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def _unchunked(cycle: RequestResponseCycle) -> None:
+    """Let an answer whose length is not known go out as it is: HTTP/1.0 knows no chunks.
+
+    The end of the connection is the end of the body, and uvicorn closes it after HTTP/1.0 anyway.
+    """
+    send = cycle.send
+
+    async def unchunked(message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.body":  # as much as was announced, so to speak
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    cycle.chunked_encoding = False
+    cycle.send = unchunked  # type: ignore[method-assign]
 
 
 def _without_h2c(data: bytes) -> bytes:

@@ -125,3 +125,56 @@ def test_only_so_many_requests_may_be_sent_ahead(server: LocalServer) -> None:
         wait_for(lambda: server.engine._open)
         with pytest.raises(OSError, match=r"reset|pipe"):
             connection.sendall(HEALTH * 200_000)
+
+
+def whole(connection: socket.socket) -> tuple[bytes, bytes]:
+    """Head and body of an answer that ends with its connection."""
+    seen = b""
+    while more := connection.recv(4096):
+        seen += more
+    head, _, rest = seen.partition(b"\r\n\r\n")
+    return head.lower(), rest
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_http_1_0_gets_no_chunks(server: LocalServer, stream: bool) -> None:
+    """Such a client would take the chunks' lengths for text; the connection's end is the body's."""
+    asked = post(body(max_tokens=20, stream=stream)).replace(b"HTTP/1.1", b"HTTP/1.0")
+    with server.raw() as connection:
+        connection.sendall(asked)
+        head, found = whole(connection)
+    assert head.startswith(b"http/1.1 200")
+    assert b"\r\nconnection: close" in head
+    assert b"transfer-encoding" not in head
+    assert (b"\r\ncontent-length: %d" % len(found) in head) == (not stream)
+    if not stream:
+        assert json.loads(found)["choices"][0]["finish_reason"] == "length"
+        return
+    events = found.decode().split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    texts = [json.loads(e.removeprefix("data: "))["choices"][0]["text"] for e in events[:-2]]
+    assert "".join(texts) == "abcdefghij" * 2
+
+
+def test_http_1_0_may_ask_for_a_head_and_for_what_is_not_there(server: LocalServer) -> None:
+    """Answers without a body, and short ones, end too."""
+    for line, status in (
+        (b"HEAD /health", b"200"),
+        (b"GET /metrics", b"200"),
+        (b"GET /no", b"404"),
+    ):
+        with server.raw() as connection:
+            connection.sendall(line + b" HTTP/1.0\r\nhost: x\r\n\r\n")
+            head, found = whole(connection)
+        assert head.startswith(b"http/1.1 " + status)
+        assert b"transfer-encoding" not in head
+        assert bool(found) == (not line.startswith(b"HEAD"))
+
+
+def test_a_client_of_http_1_0_that_leaves_ends_its_answer(server: LocalServer) -> None:
+    """As with any other."""
+    asked = post(body(max_tokens=ENDLESS, stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0")
+    with server.raw() as connection:
+        connection.sendall(asked)
+        assert connection.recv(10)
+    server.settle()
