@@ -25,7 +25,13 @@ from starlette.responses import Response
 
 import paceline
 from paceline.api.grammar import ConstraintError, Constraints
-from paceline.api.server import page, routes_openai, routes_responses, routes_state
+from paceline.api.server import (
+    page,
+    reference,
+    routes_openai,
+    routes_responses,
+    routes_state,
+)
 from paceline.api.server.context import Context, context_of
 from paceline.api.server.disconnect import ClientGoneError
 from paceline.api.server.errors import ApiError, api_error, shown, validation_error
@@ -61,11 +67,11 @@ def create_app(service: Service, *, metrics: Metrics) -> FastAPI:
         service.stop_admitting()
         service.abort_all()
 
-    app = FastAPI(
+    app = reference.Described(
         title="Paceline",
         version=paceline.__version__,
         summary="Lossless speculative decoding behind OpenAI's interface",
-        docs_url=None if settings.disable_fastapi_docs else "/docs",
+        docs_url=None,
         openapi_url=None if settings.disable_fastapi_docs else "/openapi.json",
         redoc_url=None,
         lifespan=lifespan,
@@ -83,6 +89,9 @@ def create_app(service: Service, *, metrics: Metrics) -> FastAPI:
     )
     app.include_router(routes_openai.router(service, context, planner=planner))
     app.include_router(routes_responses.router(service, context, planner=planner))
+    if not settings.disable_fastapi_docs:
+        has_keys = bool(settings.api_key or settings.api_key_file)
+        app.include_router(reference.router(app.openapi, has_keys=has_keys))
     return app
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -107,11 +107,11 @@ def _float(text: str) -> float:
     return value
 
 
-def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """What /openapi.json says about the body of a path (`openapi_extra`)."""
+def body_schema(model: type[BaseModel], example: Mapping[str, Any]) -> dict[str, Any]:
+    """What /openapi.json says about the body of a path (`openapi_extra`), with a good one."""
     schema = model.model_json_schema()
     parts = schema.pop("$defs", {})
-    content = {"application/json": {"schema": _inlined(schema, parts)}}
+    content = {"application/json": {"schema": _inlined(schema, parts), "example": example}}
     return {"requestBody": {"required": True, "content": content}}
 
 

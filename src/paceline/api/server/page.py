@@ -52,7 +52,7 @@ def router() -> APIRouter:
     @routes.api_route("/", methods=["GET", "HEAD"])
     async def index(request: Request) -> Response:
         """The page."""
-        return _answer(request, _INDEX, files[_INDEX])
+        return answer(request, _INDEX, files[_INDEX])
 
     @routes.api_route("/page/{name}", methods=["GET", "HEAD"])
     async def part(name: str, request: Request) -> Response:
@@ -60,7 +60,7 @@ def router() -> APIRouter:
         if name not in files:
             msg = f"the page has no file {shown(name)}; it has {', '.join(files)}; ask for one of these"
             raise ApiError(404, msg)
-        return _answer(request, name, files[name])
+        return answer(request, name, files[name])
 
     return routes
 
@@ -75,7 +75,14 @@ def _suffix(name: str) -> str:
     return name[name.rfind(".") :]
 
 
-def _answer(request: Request, name: str, content: bytes) -> Response:
+def answer(request: Request, name: str, content: bytes) -> Response:
+    """A file as a browser gets it, with the policy above.
+
+    Args:
+        request: may say which version the browser has.
+        name: its ending gives its type.
+        content: of the file.
+    """
     tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
     headers = {**_HEADERS, "ETag": tag}
     if request.headers.get("if-none-match") == tag:

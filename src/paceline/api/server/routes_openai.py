@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from paceline.api.server.service import Service
     from paceline.api.server.wire import Events
 
+_CHAT = {"messages": [{"role": "user", "content": "Name three colours."}], "max_tokens": 30}
+
 
 class Call(Protocol):
     """A request that was read."""
@@ -60,7 +62,7 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
     @found.post(
         "/v1/chat/completions",
         responses=RESPONSES["chat"],
-        openapi_extra=body_schema(ChatRequest),
+        openapi_extra=body_schema(ChatRequest, _CHAT),
         operation_id="chat_completions",
     )
     async def chat_completions(request: Request) -> Response:
@@ -72,7 +74,7 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
     @found.post(
         "/v1/chat/completions/render",
         responses=RESPONSES["render"],
-        openapi_extra=body_schema(ChatRequest),
+        openapi_extra=body_schema(ChatRequest, _CHAT),
         operation_id="render_chat",
     )
     async def render_chat(request: Request) -> Response:
@@ -86,7 +88,9 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
     @found.post(
         "/v1/completions",
         responses=RESPONSES["completions"],
-        openapi_extra=body_schema(CompletionRequest),
+        openapi_extra=body_schema(
+            CompletionRequest, {"prompt": "Once upon a time", "max_tokens": 30}
+        ),
         operation_id="completions",
     )
     async def text_completions(request: Request) -> Response:
@@ -105,7 +109,7 @@ def _add_small(found: APIRouter, context: Context, planner: Planner) -> None:
     @found.post(
         "/tokenize",
         responses=RESPONSES["tokenize"],
-        openapi_extra=body_schema(TokenizeRequest),
+        openapi_extra=body_schema(TokenizeRequest, {"prompt": "Once upon a time"}),
         operation_id="tokenize",
     )
     async def tokenize(request: Request) -> Response:
@@ -116,7 +120,7 @@ def _add_small(found: APIRouter, context: Context, planner: Planner) -> None:
     @found.post(
         "/detokenize",
         responses=RESPONSES["detokenize"],
-        openapi_extra=body_schema(DetokenizeRequest),
+        openapi_extra=body_schema(DetokenizeRequest, {"tokens": [1, 2, 3]}),
         operation_id="detokenize",
     )
     async def detokenize(request: Request) -> Response:

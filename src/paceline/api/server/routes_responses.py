@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from paceline.api.server.responses_input import Item
     from paceline.api.server.service import Service, Stream
 
+_EXAMPLE = {"input": "Name three colours.", "max_output_tokens": 30}
+
 
 class Running:
     """A response in the making.
@@ -155,7 +157,7 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
     @found.post(
         "/v1/responses",
         responses=RESPONSES["create"],
-        openapi_extra=body_schema(ResponsesRequest),
+        openapi_extra=body_schema(ResponsesRequest, _EXAMPLE),
         operation_id="create_response",
     )
     async def create(request: Request) -> Response:

@@ -29,7 +29,7 @@ def router(service: Service, metrics: Metrics) -> APIRouter:
         service: whose state is told.
         metrics: what /metrics shows.
     """
-    routes = APIRouter(tags=["state"])
+    routes = APIRouter(tags=["State"])
 
     def health() -> Response:
         """200 while the engine works or has nothing to do; 503 once it has stopped or hangs."""

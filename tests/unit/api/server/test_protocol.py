@@ -197,7 +197,7 @@ def test_llama_cpps_names_of_tokenize_are_read() -> None:
 )
 def test_schemas_stand_alone(model) -> None:
     """/openapi.json embeds them, where references into another document would lead nowhere."""
-    found = body_schema(model)
+    found = body_schema(model, {})
     assert "$ref" not in str(found)
     schema = found["requestBody"]["content"]["application/json"]["schema"]
     assert set(schema["properties"]) == {
