@@ -128,6 +128,7 @@ class Sequence:
             num_drafter_steps=self.num_drafter_steps,
             drafted_per_step=tuple(drafted for drafted, _ in self.steps),
             accepted_per_step=tuple(accepted for _, accepted in self.steps),
+            drafter=self.request.params.drafter,
             queue_s=started - self.added_at,
             prefill_s=first - started,
             decode_s=end - first,

@@ -98,7 +98,7 @@ def _speculation(stats: RequestStats, context: Context) -> dict[str, Any]:
         "num_drafts": stats.num_drafts,  # of the steps, those with a draft
         "num_forced_tokens": stats.num_forced,  # of the accepted ones, the grammar's
         "num_verified_nodes": stats.num_drafted + stats.num_steps,  # roots are verified too
-        "method": context.drafter,
+        "method": stats.drafter or context.drafter,
     }
     if context.spec_metrics == "detailed":
         found |= {

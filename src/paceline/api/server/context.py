@@ -77,6 +77,7 @@ class Context:
     max_len: int
     vocab_size: int
     drafter: str
+    parts: Sequence[str]  # drafters in it that a request may name instead
     max_depth: int  # most draft tokens on a path
     sources: Mapping[int, str]
     fingerprint: str
@@ -135,6 +136,7 @@ def context_of(
         max_len=llm.max_len,
         vocab_size=llm.model_config.vocab_size,
         drafter=spec.name,
+        parts=spec.parts,
         max_depth=spec.max_depth,
         sources={**spec.sources, **_SOURCES},
         fingerprint=f"paceline-{version}-{spec.name}-{digest}",

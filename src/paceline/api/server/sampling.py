@@ -68,6 +68,8 @@ def params_of(
         given["banned_token_ids"] = _banned(body.bad_words, context.tokenizer)
     if body.speculative is not None:
         given["num_speculative_tokens"] = _most_drafts(body.speculative, context)
+        if body.speculative.method in context.parts:
+            given["drafter"] = body.speculative.method
     if body.min_tokens is not None and body.min_tokens > max_tokens:
         msg = (
             f"min_tokens {body.min_tokens} is above the {max_tokens} tokens that the answer may "
@@ -246,12 +248,12 @@ def _banned(words: Sequence[str], tokenizer: Tokenizer) -> tuple[int, ...]:
 def _most_drafts(asked: Speculative, context: Context) -> int | None:
     """What `speculative` says about the number of drafts; 0 is none, None is the server's own."""
     loaded = context.drafter
-    possible = dict.fromkeys((loaded, NO_DRAFTER))
+    possible = dict.fromkeys((loaded, *context.parts, NO_DRAFTER))
     if asked.method is not None and asked.method not in possible:
         msg = (
             f"speculative.method {quoted(asked.method)} is not loaded; this server has "
             f"{' and '.join(repr(name) for name in possible)}; choose one of these, or start a server "
-            "with the other drafter"
+            "with the other drafter (several at once: --spec merged)"
         )
         raise bad(msg, "speculative.method")
     off = asked.enabled is False or asked.method == NO_DRAFTER

@@ -46,7 +46,7 @@ def test_every_option_reaches_the_engine(make, name) -> None:
 
 def test_every_option_of_the_engine_can_be_asked_for() -> None:
     """A new sampling option must get its field."""
-    reached = {param for _, param, _ in OPTIONS.values()} | {"logprobs"}
+    reached = {param for _, param, _ in OPTIONS.values()} | {"logprobs", "drafter"}  # tested below
     assert reached == {field.name for field in fields(SamplingParams)}
 
 
@@ -117,6 +117,17 @@ def test_a_request_chooses_its_speculation(asked, most) -> None:
     """Three ways to say that nothing is to be drafted, and one to say how much."""
     params = completion_call(CONTEXT, speculative=asked).job.params
     assert params.num_speculative_tokens == most
+
+
+def test_a_request_names_one_of_several_drafters() -> None:
+    """The engine hears of a part; the drafter's own name says nothing that it does not do anyway."""
+    from dataclasses import replace
+
+    several = replace(CONTEXT, drafter="merged", parts=("suffix", "ddtree"))
+    for name, part in (("ddtree", "ddtree"), ("merged", None), ("none", None)):
+        params = completion_call(several, speculative={"method": name}).job.params
+        assert params.drafter == part
+        assert params.num_speculative_tokens == (0 if name == "none" else None)
 
 
 def test_without_a_drafter_speculation_cannot_be_asked_for() -> None:

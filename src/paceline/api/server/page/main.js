@@ -191,7 +191,7 @@ async function begin() {
   try {
     const info = await serverInfo();
     const loaded = info.drafter.name;
-    for (const name of new Set([loaded, NONE])) {
+    for (const name of new Set([loaded, ...info.drafter.parts, NONE])) {
       $("drafter").append(new Option(name, name));
       $("other").append(new Option(name, name));
     }

@@ -1,0 +1,41 @@
+"""Several drafters behind one server, and requests that name one of them or none."""
+
+from __future__ import annotations
+
+import httpx2
+
+from tests.e2e.server.conftest import FLAGS
+from tests.http_cases import BODY, CASES, answer, shown
+from tests.server_process import running
+
+SPEC = ("--spec", "merged", "--spec-parts", "suffix", "--spec-parts", "ngram", "--no-adaptive")
+ASKED = {"ngram": {"own text", "target"}, "suffix": {"own text", "past outputs", "target"}}
+
+
+def test_a_request_names_its_drafter(tiny_model, plain_server, tmp_path) -> None:
+    """The tokens stay; the answer says who drafted; names that are not there are refused with those that are."""
+    case = {**CASES["greedy"], "max_tokens": 200, "paceline": {"sources": True}}
+    plain_case = {k: v for k, v in case.items() if k != "paceline"}
+    with httpx2.Client(base_url=plain_server.url, timeout=60) as http:
+        expected = shown(answer(http, plain_case))
+    with (
+        running(tiny_model, tmp_path, *SPEC, *FLAGS) as server,
+        httpx2.Client(base_url=server.url, timeout=60) as http,
+    ):
+        assert http.get("/server_info").json()["drafter"]["parts"] == ["suffix", "ngram"]
+        for name, sources in ASKED.items():
+            found = answer(http, case, speculative={"method": name})
+            assert shown(found) == expected
+            figures = found["metrics"]["speculative_decoding"]
+            assert figures["method"] == name
+            assert figures["num_accepted_draft_tokens"] > 0
+            assert set(found["choices"][0]["paceline"]["sources"]) <= sources
+        found = answer(http, case, speculative={"method": "none"})
+        assert shown(found) == expected
+        assert not found["metrics"]["speculative_decoding"]["num_draft_tokens"]
+        refused = http.post(
+            "/v1/completions", json={**BODY, **case, "speculative": {"method": "eagle3"}}
+        )
+        assert refused.status_code == 400
+        message = refused.json()["error"]["message"]
+        assert "'merged' and 'suffix' and 'ngram' and 'none'" in message
