@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from paceline import LLM, SamplingParams
 from paceline.cli import main
 from paceline.core.errors import RequestError
+from paceline.core.request import Fault
 
 SMALL = {
     "max_len": 200,
@@ -84,6 +86,46 @@ def test_streams_are_the_whole_answer(llm: LLM) -> None:
         return await asyncio.gather(read(), read())
 
     assert asyncio.run(both()) == [whole.text, whole.text]
+
+
+def test_a_constraint_holds_in_every_way_to_ask(llm: LLM) -> None:
+    """Of the model's own compiler: answers match, with the drafter as without, however they are asked for."""
+    pattern = r"(the|of|on)( (the|of|on|and|ing|er)){2,14}\."
+    held = llm.constraints.regex(pattern)
+    assert llm.constraints is llm.constraints
+    drafted = SamplingParams(temperature=1.0, seed=4, max_tokens=60, n=2)
+    plain = replace(drafted, num_speculative_tokens=0)
+    answers = llm.generate([TEXT, "of the"], drafted, constraint=held)
+    assert all(r.finish_reason == "stop" and re.fullmatch(pattern, r.text) for r in answers)
+    wanted = llm.generate([TEXT, "of the"], plain, constraint=held)
+    assert [r.token_ids for r in answers] == [r.token_ids for r in wanted]
+    [free] = llm.generate(TEXT, replace(drafted, n=1))
+    assert free.token_ids != answers[0].token_ids
+
+    one = replace(drafted, n=1)
+    [whole] = llm.generate(TEXT, one, constraint=held)
+    assert "".join(c.text for c in llm.iter_chunks(TEXT, one, constraint=held)) == whole.text
+
+    async def read() -> str:
+        return "".join([c.text async for c in llm.stream(TEXT, one, constraint=held)])
+
+    assert asyncio.run(read()) == whole.text
+    [told] = llm.chat([{"role": "user", "content": "the"}], one, constraint=held)
+    assert re.fullmatch(pattern, told.text)
+
+
+def test_a_contradicted_constraint_is_the_requests_fault(llm: LLM) -> None:
+    """The result says whose fault it is; the others of the call are whole."""
+    held = llm.constraints.choice(["the", "on"])
+    other = llm.tokenizer.encode("of", add_special_tokens=False)
+    one = SamplingParams(temperature=0.0, max_tokens=9)
+    good, bad = llm.generate(
+        [TEXT, TEXT], [one, replace(one, allowed_token_ids=other)], constraint=held
+    )
+    assert (good.text in {"the", "on"}, good.fault) == (True, None)
+    assert (bad.finish_reason, bad.fault) == ("error", Fault.REQUEST)
+    assert bad.error is not None
+    assert "allowed_token_ids and the grammar leave no token" in bad.error
 
 
 def test_logprobs_are_the_same_with_drafts(llm: LLM) -> None:

@@ -18,13 +18,14 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import cached_property
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from paceline.api.answers import Answers, Relay
 from paceline.api.completion import Completion
-from paceline.api.loop import EngineLoop, Steppable
+from paceline.api.loop import EngineLoop, ServedEngine
 from paceline.api.options import engine_config
 from paceline.api.prompts import (
     Params,
@@ -41,6 +42,7 @@ from paceline.core.stages import Stages, silent
 
 if TYPE_CHECKING:
     from paceline.api.chat_template import Message
+    from paceline.api.grammar import Constraints
     from paceline.api.tokenizer import Tokenizer
     from paceline.core.config import EngineConfig, ModelConfig
     from paceline.core.errors import EngineStoppedError
@@ -49,24 +51,6 @@ if TYPE_CHECKING:
     from paceline.engine.fitness import Probes
 
 log = logging.getLogger(__name__)
-
-
-class ServedEngine(Steppable, Protocol):
-    """The part of `Engine` that an LLM uses beside what its loop drives."""
-
-    config: EngineConfig
-    model_config: ModelConfig
-    spec: DrafterSpec
-    notes: tuple[str, ...]
-    max_len: int
-
-    def draw_seed(self) -> int:
-        """A fresh seed."""
-        ...
-
-    def report(self) -> dict[str, float]:
-        """Counters since the start."""
-        ...
 
 
 class LLM:
@@ -129,9 +113,8 @@ class LLM:
         self.notes: tuple[str, ...] = engine.notes
         self.max_len: int = engine.max_len
         self.tokenizer: Tokenizer = tokenizer
-        self._eos = frozenset(tokenizer.eos_token_ids) | frozenset(
-            engine.model_config.eos_token_ids
-        )
+        ends = (*tokenizer.eos_token_ids, *engine.model_config.eos_token_ids)
+        self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
         self._ids = itertools.count()
         self._relays: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Relay] = (
             weakref.WeakKeyDictionary()
@@ -144,12 +127,19 @@ class LLM:
 
     # -- whole answers ------------------------------------------------------------------------
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[Result]:
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params = None,
+        *,
+        constraint: Constraint | None = None,
+    ) -> list[Result]:
         """Continue prompts; they are decoded together. Ctrl-C ends what was submitted.
 
         Args:
             prompts: one prompt (text or token ids) or a sequence of prompts.
             params: for all prompts, or one per prompt; default: `SamplingParams()`.
+            constraint: what every answer has to match, of `constraints`; default: anything.
 
         Returns:
             n results per prompt (n is the prompt's `SamplingParams.n`), in order of prompts, then
@@ -159,7 +149,7 @@ class LLM:
             RequestError: a prompt or its parameters cannot be served; then none was started.
             EngineStoppedError: the engine has failed, or was closed.
         """
-        completions = self._completions(as_prompts(prompts), params)
+        completions = self._completions(as_prompts(prompts), params, constraint)
         inbox: SimpleQueue[Item] = SimpleQueue()
         results: dict[tuple[int, int], Result] = {}
         with Submitted(self._loop, completions, inbox.put) as seeds:
@@ -175,6 +165,7 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: Params = None,
         *,
+        constraint: Constraint | None = None,
         add_generation_prompt: bool = True,
         chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> list[Result]:
@@ -184,6 +175,7 @@ class LLM:
             messages: `{"role": ..., "content": ...}` objects of one conversation, or a sequence of
                 such conversations.
             params: as for `generate`.
+            constraint: as for `generate`.
             add_generation_prompt: end the prompt with the opening of the assistant's message.
             chat_template_kwargs: further variables for the template.
 
@@ -198,19 +190,26 @@ class LLM:
             )
             for conversation in as_conversations(messages)
         ]
-        return self.generate(prompts, params)
+        return self.generate(prompts, params, constraint=constraint)
 
     # -- answers in the making ----------------------------------------------------------------
 
-    def iter_chunks(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def iter_chunks(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
+    ) -> Iterator[Chunk]:
         """Yield what each step adds; leaving the loop early ends the request.
 
-        With n samples their chunks come mixed; `Chunk.sample_index` tells them apart.
+        With n samples their chunks come mixed; `Chunk.sample_index` tells them apart. Arguments are those
+        of `generate`.
 
         Raises:
             RequestError, EngineStoppedError: as for `generate`.
         """
-        completions = self._completions([prompt], params)
+        completions = self._completions([prompt], params, constraint)
         inbox: SimpleQueue[Item] = SimpleQueue()
         left = len(completions)
         with Submitted(self._loop, completions, inbox.put) as seeds:
@@ -221,7 +220,11 @@ class LLM:
                 yield chunk
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        constraint: Constraint | None = None,
     ) -> AsyncIterator[Chunk]:
         """Yield what each step adds, without blocking the event loop.
 
@@ -230,7 +233,7 @@ class LLM:
         Raises:
             RequestError, EngineStoppedError: as for `generate`.
         """
-        completions = await asyncio.to_thread(self._completions, [prompt], params)
+        completions = await asyncio.to_thread(self._completions, [prompt], params, constraint)
         with contextlib.closing(
             await Answers.submit(self._loop, completions, self._relay())
         ) as answers:
@@ -280,6 +283,18 @@ class LLM:
 
     # -- the rest -----------------------------------------------------------------------------
 
+    @cached_property
+    def constraints(self) -> Constraints:
+        """Compiles what answers have to match: schemas, regular expressions, choices, grammars.
+
+        Raises:
+            ConfigError: the package llguidance, of the extra `server`, is not installed.
+            ConstraintError: the model names no end-of-text id.
+        """
+        from paceline.api.grammar import Constraints
+
+        return Constraints(self.tokenizer, self.model_config.vocab_size, self.eos_token_ids)
+
     def report(self) -> dict[str, float]:
         """The engine's counters since its start."""
         return self.ask_report().result()
@@ -317,7 +332,9 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _completions(self, prompts: Sequence[Prompt], params: Params) -> list[Completion]:
+    def _completions(
+        self, prompts: Sequence[Prompt], params: Params, constraint: Constraint | None
+    ) -> list[Completion]:
         found = []
         for index, (prompt, param) in enumerate(
             zip(prompts, one_each(params, prompts), strict=True)
@@ -326,7 +343,7 @@ class LLM:
             if param.n > 1 and param.seed is None:
                 seed = self._loop.call(lambda engine: engine.draw_seed()).result()
                 param = replace(param, seed=seed)  # noqa: PLW2901
-            found += [self._completion(ids, param, index, s) for s in range(param.n)]
+            found += [self._completion(ids, param, index, s, constraint) for s in range(param.n)]
         return found
 
     def _completion(
@@ -345,7 +362,7 @@ class LLM:
             ids,
             params,
             self.tokenizer,
-            eos_token_ids=self._eos,
+            eos_token_ids=frozenset(self.eos_token_ids),
             prompt_index=prompt_index,
             sample_index=sample_index,
             grammar=None if constraint is None else constraint.start(ignore_eos=params.ignore_eos),

@@ -19,10 +19,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from paceline.core.errors import EngineStoppedError, RequestError
 from paceline.core.request import Request, StepOutput
+
+if TYPE_CHECKING:
+    from paceline.core.config import EngineConfig, ModelConfig
+    from paceline.draft.base import DrafterSpec
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +56,24 @@ class Steppable(Protocol):
 
     def close(self) -> None:
         """Give back what the engine holds."""
+        ...
+
+
+class ServedEngine(Steppable, Protocol):
+    """The part of `Engine` that an LLM uses beside what its loop drives."""
+
+    config: EngineConfig
+    model_config: ModelConfig
+    spec: DrafterSpec
+    notes: tuple[str, ...]
+    max_len: int
+
+    def draw_seed(self) -> int:
+        """A fresh seed."""
+        ...
+
+    def report(self) -> dict[str, float]:
+        """Counters since the start."""
         ...
 
 

@@ -97,12 +97,11 @@ def create_app(service: Service, *, metrics: Metrics) -> FastAPI:
 
 def _context(service: Service) -> Context:
     llm = service.llm
-    ends = (*llm.tokenizer.eos_token_ids, *llm.model_config.eos_token_ids)
     try:
         compiler = Constraints(
             llm.tokenizer,
             llm.model_config.vocab_size,
-            ends,
+            llm.eos_token_ids,
             whitespace="compact" if service.settings.disable_any_whitespace else "flexible",
         )
     except (ConfigError, ConstraintError) as error:
