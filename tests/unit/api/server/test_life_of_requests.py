@@ -73,6 +73,18 @@ def test_a_whole_answer_that_nobody_waits_for_ends_in_the_engine(endless: LocalS
     assert endless.engine.aborted == [endless.engine.added[0].id]
 
 
+def test_who_closes_the_sending_side_has_left(endless: LocalServer) -> None:
+    """TCP tells it no differently, and an answer for nobody would be made to its end."""
+    connection = endless.raw()
+    connection.sendall(post(body(max_tokens=ENDLESS)))
+    wait_for(lambda: endless.engine._open)
+    connection.shutdown(socket.SHUT_WR)
+    assert connection.recv(1) == b""
+    endless.settle()
+    assert endless.engine.aborted == [endless.engine.added[0].id]
+    connection.close()
+
+
 def test_all_samples_of_all_prompts_end_with_their_client(endless: LocalServer) -> None:
     """N samples of several prompts are one client's."""
     connection = begun(endless, prompt=["the end", "of"], n=3)
