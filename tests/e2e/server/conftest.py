@@ -14,7 +14,7 @@ from tests import tiny
 from tests.blocking import CLIENTS, openai_client
 from tests.browser import Page, asked, chromium, emulate, resize, said
 from tests.byte_tokenizer import byte_tokenizer
-from tests.server_process import ServerProcess, running
+from tests.server_process import ServerProcess, many_files, running
 
 FLAGS = ("--served-model-name", "tiny", "--max-rows", "8")
 
@@ -53,6 +53,15 @@ def plain_server(
     """Without a drafter."""
     folder = tmp_path_factory.mktemp("plain")
     with running(tiny_model, folder, "--spec", "none", *FLAGS) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def endless(long_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server whose answers need not end before a test does; it may hold thousands of connections."""
+    folder = tmp_path_factory.mktemp("endless")
+    flags = ("--spec", "suffix", "--no-adaptive", "--drain-timeout", "0", *FLAGS)
+    with many_files(), running(long_model, folder, *flags) as found:
         yield found
 
 

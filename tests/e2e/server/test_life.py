@@ -7,34 +7,17 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx2
-import pytest
 
 from tests.local_server import PATH, answer_on, body, post, wait_for
-from tests.server_process import ServerProcess, many_files, running
+from tests.server_process import ServerProcess, running
 
 LIMIT_S = 120.0  # nothing here takes a tenth of it
 ENDLESS = {"max_tokens": 60_000, "ignore_eos": True}  # minutes
-ROWS = 8
-
-
-@pytest.fixture(scope="module")
-def endless(long_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose answers need not end before a test does."""
-    folder = tmp_path_factory.mktemp("endless")
-    flags = ("--spec", "suffix", "--no-adaptive", "--served-model-name", "tiny")
-    with (
-        many_files(),
-        running(
-            long_model, folder, *flags, "--max-rows", str(ROWS), "--drain-timeout", "0"
-        ) as found,
-    ):
-        yield found
 
 
 def begun(server: ServerProcess, **fields: Any) -> socket.socket:

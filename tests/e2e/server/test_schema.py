@@ -2,89 +2,58 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+import os
+import subprocess
+import sys
 
-import pytest
-import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from schemathesis.checks import not_a_server_error
-from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
+import httpx2
 
-from paceline.api.server.protocol_chat import ChatRequest
-from paceline.api.server.protocol_completions import CompletionRequest
-
-OPERATIONS = (
-    ("/v1/chat/completions", "POST"),
-    ("/v1/chat/completions/render", "POST"),
-    ("/v1/completions", "POST"),
-    ("/v1/responses", "POST"),
-    ("/tokenize", "POST"),
-    ("/detokenize", "POST"),
-    ("/v1/models/{name}", "GET"),
-)
-EXAMPLES = 25
-CHECKS = [  # answers are what /openapi.json says of them, errors too
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-]
-FIELDS = {*ChatRequest.model_fields, *CompletionRequest.model_fields}
-OPTIONAL = sorted(FIELDS - {"messages", "prompt"})
-SHORT = {
-    "/v1/chat/completions": {"max_tokens": 2},
-    "/v1/completions": {"max_tokens": 2},
-    "/v1/responses": {"max_output_tokens": 2},
-}
+from tests.server_process import ROOT, ServerProcess
 
 
-@pytest.fixture(scope="session")
-def api(server):
-    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
-
-
-@pytest.mark.parametrize(
-    "path,method,mode",
-    [
-        (path, method, mode)
-        for path, method in OPERATIONS
-        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
-        if method == "POST" or mode.is_positive  # a path that is text cannot be wrong
-    ],
-)
-def test_no_body_breaks_the_server(api, path, method, mode) -> None:
-    """Bounded: a few dozen bodies per path and mode, the same in every run."""
-    statuses: Counter[int] = Counter()
-
-    @settings(
-        max_examples=EXAMPLES,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+def asked(server: ServerProcess, mode: str) -> dict[str, dict[str, int]]:
+    """Operation -> status -> how often, of a bounded number of requests, the same in every run."""
+    environment = os.environ | {"PYTHONHASHSEED": "0"}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.ask_schema", server.url, mode],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    @given(
-        case=api[path][method].as_strategy(generation_mode=mode),
-        kept=st.sets(st.sampled_from(OPTIONAL), max_size=6),
-    )
-    def ask(case, kept) -> None:
-        if isinstance(case.body, dict) and mode.is_positive:
-            # With all fields at once something is always wrong, and long answers show nothing.
-            body = {k: v for k, v in case.body.items() if k not in OPTIONAL or k in kept}
-            few = {"n": min(body["n"], 2)} if body.get("n") else {}
-            case.body = body | few | SHORT.get(path, {})
-        response = case.call(timeout=60)
-        case.validate_response(response, checks=CHECKS)
-        statuses[response.status_code] += 1
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    failures = [f"{name}\n{one['failure']}" for name, one in report.items() if one["failure"]]
+    assert not failures, "\n\n".join(failures)
+    return {name: one["statuses"] for name, one in report.items()}
 
-    ask()
-    assert set(statuses) <= {200, 400, 404}
-    if path.endswith("completions") and mode.is_positive:
-        assert statuses[200], "no body was good, so nothing behind the checks was asked"
+
+def operations(server: ServerProcess) -> dict[str, bool]:
+    """All that /openapi.json tells of; whether there is anything in them that can be wrong."""
+    paths = httpx2.get(f"{server.url}/openapi.json", timeout=60).json()["paths"]
+    return {
+        f"{method.upper()} {path}": "requestBody" in told
+        or any(parameter["in"] == "query" for parameter in told.get("parameters", ()))
+        for path, methods in paths.items()
+        for method, told in methods.items()
+    }
+
+
+def test_what_the_schema_allows_is_answered(endless: ServerProcess) -> None:
+    """Every operation has a good answer among its answers, and each is as its schema says."""
+    found = asked(endless, "positive")
+    assert set(found) == set(operations(endless))
+    for name, statuses in found.items():
+        assert statuses.get("200"), f"{name}: nothing good was asked, so little is shown"
+        assert set(statuses) <= {"200", "400", "404"}, name
+
+
+def test_what_the_schema_forbids_is_refused(server: ServerProcess) -> None:
+    """Whatever is wrong with a request, it is the client's fault; a path alone cannot be wrong."""
+    found = asked(server, "negative")
+    assert set(found) == {name for name, can_be_wrong in operations(server).items() if can_be_wrong}
+    for name, statuses in found.items():
+        assert statuses.get("400"), name
+        assert set(statuses) <= {"200", "400", "404"}, name

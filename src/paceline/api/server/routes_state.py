@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 import paceline
 from paceline.api.server.disconnect import until_gone
@@ -39,11 +39,12 @@ def router(service: Service, metrics: Metrics) -> APIRouter:
         """200 while requests are welcome; 503 from the moment the server shuts down, too."""
         return _probe(service.unready)
 
+    red: dict[int | str, dict[str, Any]] = {503: {"model": ErrorAnswer, "description": "Why not."}}
     for path in ("/health", "/ping"):
-        routes.get(path, response_class=Response)(health)
+        routes.get(path, response_class=Response, responses=red)(health)
         routes.head(path, include_in_schema=False)(health)
     routes.post("/ping", include_in_schema=False)(health)  # SageMaker's
-    routes.get("/ready", response_class=Response)(ready)
+    routes.get("/ready", response_class=Response, responses=red)(ready)
     routes.head("/ready", include_in_schema=False)(ready)
 
     @routes.get(
@@ -71,7 +72,7 @@ def router(service: Service, metrics: Metrics) -> APIRouter:
         """What is served, how it speculates, and how well."""
         return JsonAnswer(_info(service, await service.report()))
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", response_class=PlainTextResponse)
     async def metrics_text() -> Response:
         """Prometheus's text format."""
         return Response(
