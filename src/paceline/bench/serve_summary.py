@@ -20,7 +20,6 @@ from paceline.bench.serve_run import ServeRun, completed
 Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | None"
 PERCENTILES = (50, 90, 95, 99)
 METRICS = ("ttft", "tpot", "itl", "e2el")
-GOODPUT = ("ttft", "tpot", "e2el")
 _MOST_MESSAGES = 3  # of each kind of failure
 
 

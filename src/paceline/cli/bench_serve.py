@@ -152,10 +152,12 @@ def serve(
         ),
     ] = 1,
     goodput: Annotated[
-        str | None,
+        list[str] | None,
         Parameter(
             group=_OUT,
-            help="count requests that keep these limits (milliseconds): ttft:200,tpot:50,e2el:5000",
+            consume_multiple=True,
+            negative_iterable=(),
+            help="count requests that keep these limits (milliseconds): ttft:200 tpot:50 e2el:5000",
         ),
     ] = None,
     save_detailed: Annotated[
@@ -201,8 +203,9 @@ def serve(
         plots.check(plot)
     earlier = {path.stem: serve_plot.read(path) for path in beside or ()}
     loads = words.loads(concurrency, request_rate, burstiness)
+    kept, prompts = words.spaced(goodput or (), prompts or ())
     used, calls, number = words.workload(
-        prompts or (),
+        prompts,
         random_input_len,
         max_tokens if random_output_len is None else random_output_len,
         random_range_ratio,
@@ -226,7 +229,7 @@ def serve(
         salt=salt,
         extra=words.more_of_body(extra_body, ignore_eos=ignore_eos),
         variants=words.variants(variant or ()),
-        goodput=words.limits(goodput),
+        goodput=words.limits(kept),
     )
     key = api_key if api_key is not None else environment.openai_key()
     with progress("answers") as bar:

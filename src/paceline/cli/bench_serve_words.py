@@ -141,6 +141,16 @@ def variants(given: Sequence[str]) -> dict[str, dict[str, object]]:
     return found or {"": {}}
 
 
+def spaced(goodput: Sequence[str], files: Sequence[Path]) -> tuple[str | None, list[Path]]:
+    """Limits and files, where the limits stand as vLLM takes them: `--goodput ttft:200 tpot:50 FILE`.
+
+    Files that follow come as limits then; those have a colon.
+    """
+    kept = [word for i, word in enumerate(goodput) if i == 0 or ":" in word]
+    more = [Path(word) for i, word in enumerate(goodput) if i > 0 and ":" not in word]
+    return " ".join(kept) or None, [*files, *more]
+
+
 def limits(text: str | None) -> dict[str, float]:
     """Most milliseconds by metric, from `ttft:200,tpot:50`.
 

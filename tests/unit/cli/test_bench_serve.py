@@ -53,6 +53,18 @@ def test_a_sweep_ends_with_its_record(run, prompts: str, tmp_path: Path) -> None
     assert ran.engines == []
 
 
+@pytest.mark.parametrize("at_end", [True, False])
+def test_limits_may_stand_apart_as_vllm_takes_them(run, prompts: str, *, at_end: bool) -> None:
+    """`--goodput ttft:200 tpot:50`, before or after the file."""
+    limits = ["--goodput", "ttft:60000", "tpot:60000", "e2e:0.001"]
+    given = [prompts, *limits] if at_end else [*limits, prompts]
+    with FakeServer(lambda _: answer("a")) as server:
+        ran = run("bench", "serve", "--url", server.url, *given, "--num-prompts", "2")
+    assert ran.code == 0, ran.err
+    (result,) = json.loads(ran.out.splitlines()[-1])["results"]
+    assert (result["completed"], result["request_goodput"]) == (2, 0)
+
+
 def test_random_ids_go_to_completions_and_are_called_so(run) -> None:
     """Their acceptance means nothing, and the screen says it."""
     with FakeServer(lambda _: answer("a")) as server:
