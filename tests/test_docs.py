@@ -33,6 +33,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not broken
 
 
+def test_every_page_is_in_the_index() -> None:
+    """Once: a page that nothing leads to is not read."""
+    folder = ROOT / "docs"
+    linked = re.findall(r"\]\(([\w-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8"))
+    assert sorted([*linked, "README.md"]) == sorted(page.name for page in folder.glob("*.md"))
+
+
 def test_the_documented_drafter_works() -> None:
     """Who copies the example of adding-a-drafter.md starts from something that runs."""
     text = (ROOT / "docs" / "adding-a-drafter.md").read_text(encoding="utf-8")
