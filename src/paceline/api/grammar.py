@@ -30,9 +30,8 @@ from paceline.api.grammar_text import (
     lark_of_gbnf,
     read_schema,
     refused,
-    short,
 )
-from paceline.core.errors import ConfigError
+from paceline.core.errors import ConfigError, quoted
 from paceline.core.request import Constraint, Grammar
 
 if TYPE_CHECKING:
@@ -168,7 +167,9 @@ class Constraints:
         from llguidance import LLMatcher
 
         if isinstance(choices, str) or not choices or not all(isinstance(c, str) for c in choices):
-            msg = f"choice {short(choices)}: a list of at least one string is possible; pass such a list"
+            msg = (
+                f"choice is {quoted(choices)}; a list of at least one string is possible; pass one"
+            )
             raise ConstraintError(msg)
         if len(choices) > MAX_CHOICES:
             msg = (

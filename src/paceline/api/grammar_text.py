@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Mapping
 
-from paceline.core.errors import RequestError
+from paceline.core.errors import RequestError, quoted
 
 MAX_CHARACTERS = 1 << 18  # of a schema or grammar
 MAX_TEXT = (
@@ -52,7 +52,7 @@ def read_schema(schema: object) -> Mapping[str, object]:
         )
         raise ConstraintError(msg)
     if not isinstance(schema, Mapping):
-        msg = f"the JSON schema is {short(schema)}; an object or true is possible; pass an object"
+        msg = f"the JSON schema is {quoted(schema)}; an object or true is possible; pass an object"
         raise ConstraintError(msg)
     try:
         text = json.dumps(schema, allow_nan=False, ensure_ascii=False)
@@ -89,7 +89,7 @@ def check_size(kind: str, text: object) -> None:
         ConstraintError: with the most that is possible.
     """
     if not isinstance(text, str):
-        msg = f"the {kind} is {short(text)}; a string is possible; pass one"
+        msg = f"the {kind} is {quoted(text)}; a string is possible; pass one"
         raise ConstraintError(msg)
     if any("\ud800" <= character <= "\udfff" for character in set(text)):
         msg = f"the {kind} has unpaired surrogates, which no answer holds; clean it first"
@@ -166,9 +166,3 @@ def _place(schema: object, keyword: str, at: str = "#") -> str | None:
         return None
     found = (_place(value, keyword, f"{at}/{key}") for key, value in parts)
     return next((place for place in found if place is not None), None)
-
-
-def short(value: object) -> str:
-    """A value as a message shows it."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.api.server.accounting import figures_of, usage_of
 from paceline.api.server.envelope import Envelope
-from paceline.api.server.errors import bad, quoted
+from paceline.api.server.errors import bad
 from paceline.api.server.head import Head, check_result, head_of
 from paceline.api.server.job import Job
 from paceline.api.server.logprobs import Offsets, TokenNames, completion_logprobs
@@ -21,6 +21,7 @@ from paceline.api.server.protocol import check_fields
 from paceline.api.server.sampling import check_stream, params_of, scope_of, token_limit, truncated
 from paceline.api.server.sources import check_trees, page_fields, sources_of
 from paceline.api.server.structured import constraint_of
+from paceline.core.errors import quoted
 
 if TYPE_CHECKING:
     from paceline.api.results import Chunk, Result

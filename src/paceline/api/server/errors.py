@@ -18,6 +18,7 @@ from paceline.core.errors import (
     EngineStoppedError,
     PacelineError,
     RequestError,
+    quoted,
 )
 
 INVALID = "invalid_request_error"
@@ -179,27 +180,6 @@ def _clause(error: Mapping[str, Any]) -> str:
     if error.get("type") == "missing" or "input" not in error:
         return text
     return f"{text}, got {quoted(error['input'])}"
-
-
-def quoted(value: object) -> str:
-    """A value as a client may be shown it; never made whole where it is large."""
-    match value:
-        case str():
-            return repr(shown(value))
-        case list() | tuple() | set():
-            return f"a list of {len(value)}"
-        case dict():
-            return f"an object of {len(value)} keys"
-        case int() if abs(value) >= 10**50:
-            return "a very large number"
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return repr(value)
-        case _:
-            return f"a {type(value).__name__}"
 
 
 def _place(error: Mapping[str, Any]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paceline.api.server.errors import api_error, bad, quoted
+from paceline.api.server.errors import api_error, bad
 from paceline.api.server.sampling import check_ids
-from paceline.core.errors import RequestError
+from paceline.core.errors import RequestError, quoted
 
 if TYPE_CHECKING:
     from paceline.api.server.context import Context

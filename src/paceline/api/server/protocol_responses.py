@@ -7,20 +7,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from paceline.api.server.protocol import Count, Fields, Items, StreamOptions
+from paceline.api.server.protocol import Count, Fields, Items, JsonSchemaFormat, StreamOptions
 from paceline.api.server.protocol_answers import OF_BODIES, Answer, documented
 from paceline.api.server.protocol_sampling import SamplingFields
 from paceline.core.sampling_rules import MAX_TOP_LOGPROBS
 
 
-class ResponseTextFormat(Fields):
-    """What the answer's text must be like."""
+class ResponseTextFormat(JsonSchemaFormat):
+    """What the answer's text must be like: chat's `response_format`, its schema not in an object of its own."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
-    strict: bool | None = None
 
 
 class ResponseText(Fields):

@@ -143,8 +143,7 @@ def _format(form: ResponseTextFormat | None) -> Any:
     """`text.format` as chat's `response_format`."""
     if form is None:
         return None
-    named = {"name": form.name, "schema": form.schema_, "strict": form.strict}
-    schema = {"json_schema": named} if form.type == "json_schema" else {}
+    schema = {"json_schema": form} if form.type == "json_schema" else {}
     return ResponseFormat.model_validate({"type": form.type, **schema})
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline.api.server.errors import bad, quoted
+from paceline.api.server.errors import bad
+from paceline.core.errors import quoted
 
 if TYPE_CHECKING:
     from paceline.api.server.protocol_responses import ResponsesRequest

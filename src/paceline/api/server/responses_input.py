@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.api.server.errors import bad, quoted
+from paceline.api.server.errors import bad
+from paceline.core.errors import quoted
 
 Item = Mapping[str, Any]
 # Tuples, as what is looked for in them may be any JSON value.

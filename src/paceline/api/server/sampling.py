@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.api.server.context import NO_DRAFTER
-from paceline.api.server.errors import api_error, bad, quoted, shown
-from paceline.core.errors import RequestError
+from paceline.api.server.errors import api_error, bad, shown
+from paceline.core.errors import RequestError, quoted
 from paceline.core.request import SamplingParams
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from paceline.api.server.errors import bad, quoted, shown
+from paceline.api.server.errors import bad, shown
+from paceline.core.errors import quoted
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 MAX_TOOLS = 512

@@ -11,7 +11,6 @@ from paceline.api.server.errors import (
     DrainingError,
     QueueFullError,
     api_error,
-    quoted,
     shown,
     validation_error,
 )
@@ -21,6 +20,7 @@ from paceline.core.errors import (
     ModelError,
     RequestError,
     TemplateError,
+    quoted,
 )
 
 
