@@ -207,6 +207,56 @@ def test_structured_answers_are_what_was_asked(client: OpenAI) -> None:
     assert caught.value.param == "structured_outputs.regex"
 
 
+@pytest.mark.parametrize("text", ["é 🙂 👩‍👩‍👧", "שלום עולם", "مرحبا", "日本語。"])
+def test_characters_of_several_tokens_come_whole(client: OpenAI, text: str) -> None:
+    """Every token of this model is a byte, so each of these characters is made over several steps."""
+    extra = {"structured_outputs": {"choice": [text]}, "return_token_ids": True}
+    stream = complete(client, max_tokens=60, extra_body=extra, stream=True)
+    with stream:
+        pieces = [c.choices[0].text for c in stream if c.choices]
+    assert "".join(pieces) == text
+    assert all(set(piece) <= set(text) for piece in pieces)  # no half of a character, ever
+    whole = complete(client, max_tokens=60, extra_body=extra).choices[0]
+    assert whole.text == text
+    assert len(whole.model_extra["token_ids"]) >= len(text.encode())
+    cut = complete(client, max_tokens=60, stop=[text[2]], extra_body=extra).choices[0]
+    assert cut.text == text[:2]
+
+
+def test_one_token_is_an_answer(client: OpenAI) -> None:
+    """The shortest there is, whole and streamed."""
+    for make in (chat, complete):
+        answer = make(client, max_tokens=1)
+        assert answer.usage.completion_tokens == 1
+        assert answer.choices[0].finish_reason == "length"
+        with make(client, max_tokens=1, stream=True) as stream:
+            assert [c.choices[0].finish_reason for c in stream][-1] == "length"
+
+
+def test_a_response_is_made_kept_and_forgotten(client: OpenAI) -> None:
+    """Whole and streamed the same, with log-probabilities; then by its id, until it is deleted."""
+    given = {"model": "tiny", "input": "the end", "max_output_tokens": 12, "temperature": 0}
+    told = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    made = client.responses.create(**given, **told)
+    assert made.usage.output_tokens == 12
+    [part] = made.output[0].content
+    assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
+    assert all(entry.top_logprobs[0].logprob == entry.logprob for entry in part.logprobs)
+    with client.responses.stream(**given) as stream:
+        events = list(stream)
+    assert events[-1].type == "response.incomplete"  # the limit ended it
+    final = events[-1].response
+    deltas = [e.delta for e in events if e.type == "response.output_text.delta"]
+    assert "".join(deltas) == final.output_text == made.output_text
+    assert client.responses.retrieve(final.id).output_text == made.output_text
+    client.responses.delete(final.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(final.id)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**given, top_logprobs=21)
+    assert caught.value.param == "top_logprobs"
+
+
 def test_caches_are_shared_within_a_salt(client: OpenAI) -> None:
     """A prefix that one tenant has computed must not be noticed by another."""
 
