@@ -139,7 +139,8 @@ class Request:
     `sample_index` tells the n samples of one prompt apart: noise is keyed by it. `scope` separates
     tenants: prefix cache and suffix tree share nothing across scopes. `shows_trees` asks for the trees
     of the steps beside their tokens, which are the same either way; `lists_steps` for the statistics of
-    each step beside their sums.
+    each step beside their sums. `prompt_logprobs` asks for the log-probabilities of the prompt's tokens, 0
+    ... 20 alternatives with each; the prefix cache then saves nothing.
     """
 
     id: str
@@ -152,11 +153,12 @@ class Request:
     scope: str = ""
     shows_trees: bool = False
     lists_steps: bool = False
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probability of one emitted token under the unprocessed logits, and of the top k."""
+    """Log-probability of one token under the unprocessed logits, and of the top k."""
 
     logprob: float
     top_ids: Sequence[int] = ()
@@ -224,4 +226,6 @@ class StepOutput:
     error: str | None = None
     fault: Fault | None = None  # with an error
     stats: RequestStats | None = None  # with the finish
+    # With the first token, if the request asks: [prompt]; of its first token nothing is known.
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
     tree: VerifiedTree | None = None  # if the request shows trees, and the host knows this step's

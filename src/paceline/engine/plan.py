@@ -21,6 +21,7 @@ class Chunk:
     count: int
     final: bool  # the last one: the row decodes afterwards
     picks: bool  # the last one of a new prompt: its next token is picked
+    scores: bool = False  # the request asks for the log-probabilities of the prompt's tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

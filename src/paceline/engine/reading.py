@@ -15,6 +15,7 @@ from paceline.core.tree import FORCED, Proposal
 from paceline.draft.base import HostCommit
 from paceline.engine.launch import Pending
 from paceline.engine.outcome import cut, followed, grown, logprobs_of, tree_shown
+from paceline.engine.prompt_scores import keep
 from paceline.engine.sequence import Phase, Sequence
 from paceline.engine.step_tensors import StepTensors
 
@@ -57,6 +58,7 @@ class Reader:
             return []
         if pending.ready is not None:
             pending.ready.synchronize()
+        keep(plan.chunks, tensors.prompts)
         emitted = tensors.emitted.tolist()
         paths = [[0]] * len(sequences) if tensors.path is None else tensors.path.tolist()
         drafted = [0] * len(sequences) if tensors.drafted is None else tensors.drafted.tolist()
@@ -140,6 +142,7 @@ class Reader:
             kept = followed(sequence, sequence.guide, kept)
         count = len(kept.tokens)
         tree = None if shown is None else tree_shown(sequence, shown, tensors, b, kept.tokens)
+        prompt_logprobs = sequence.take_prompt_scores()
         sequence.tokens += kept.tokens
         sequence.num_cached = min(sequence.num_cached, len(sequence.tokens))
         if kept.reason is not None:
@@ -155,6 +158,7 @@ class Reader:
             fault=kept.fault,
             stats=None if kept.reason is None else sequence.stats(),
             tree=tree,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def _tell(self, sequences: dict[str, Sequence], outputs: list[StepOutput]) -> None:

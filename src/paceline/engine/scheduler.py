@@ -175,11 +175,7 @@ class Scheduler:
             if not self._owner.can_join(sequence) or not self._fits(sequence, unfilled):
                 return
             self.waiting.popleft()
-            target = sequence.prefill_target
-            sequence.pages = self._prefix.match(sequence.tokens[:target], sequence.request.scope)
-            hit = len(sequence.pages) * self._page
-            self._num_looked_up += target
-            self._num_found += hit
+            hit = self._look_up(sequence)
             sequence.num_cached = hit
             sequence.num_published = len(sequence.pages)
             if sequence.num_preemptions == 0:
@@ -192,6 +188,17 @@ class Scheduler:
             unfilled += self._missing(sequence)
             self._owner.join(sequence)
             self._owner.pages_added(sequence, 0)
+
+    def _look_up(self, sequence: Sequence) -> int:
+        """Give a row the pages that are known already; returns their tokens. What is scored has none."""
+        if sequence.scores_prompt:
+            return 0
+        target = sequence.prefill_target
+        sequence.pages = self._prefix.match(sequence.tokens[:target], sequence.request.scope)
+        hit = len(sequence.pages) * self._page
+        self._num_looked_up += target
+        self._num_found += hit
+        return hit
 
     def _missing(self, sequence: Sequence) -> int:
         """Pages that a sequence in prefill has yet to take."""
@@ -274,6 +281,7 @@ class Scheduler:
                     count=count,
                     final=final,
                     picks=final and sequence.num_emitted == 0,
+                    scores=sequence.scores_prompt,
                 )
             )
         kept = tuple(c for c in chunks if c.sequence.phase is Phase.PREFILL)

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline.core.request import FinishReason, Request, RequestStats
+from paceline.core.request import FinishReason, Request, RequestStats, TokenLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -62,6 +62,8 @@ class Sequence:
     num_preemptions: int = 0
     histogram: list[int] = field(default_factory=lambda: [0])
     steps: list[tuple[int, int]] = field(default_factory=list)  # drafted, accepted; where asked for
+    # Position -> what the model expected there, where asked for; until the first token is out.
+    prompt_scores: dict[int, TokenLogprobs] = field(default_factory=dict)
     added_at: float = field(default_factory=time.perf_counter)
     started_at: float | None = None
     first_token_at: float | None = None
@@ -71,6 +73,11 @@ class Sequence:
     def num_prompt(self) -> int:
         """Prompt tokens."""
         return len(self.request.prompt_ids)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether what is prefilled must be scored."""
+        return self.request.prompt_logprobs is not None and not self.num_emitted
 
     @property
     def num_emitted(self) -> int:
@@ -107,6 +114,13 @@ class Sequence:
         self.histogram[accepted] += 1
         if self.request.lists_steps:
             self.steps.append((drafted, accepted))
+
+    def take_prompt_scores(self) -> list[TokenLogprobs | None] | None:
+        """What is told of the prompt's tokens with the first emitted one; None: nobody asks."""
+        if not self.scores_prompt:
+            return None
+        taken, self.prompt_scores = self.prompt_scores, {}
+        return [None, *(taken[position] for position in range(1, self.num_prompt))]
 
     def stats(self) -> RequestStats:
         """Counters so far; times in seconds."""

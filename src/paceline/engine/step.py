@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline import ops
 from paceline.engine.buffers import extend_batch, verify_batch
 from paceline.engine.commits import block_commit, extend_commit
+from paceline.engine.prompt_scores import PromptScores, scores_of
 from paceline.engine.step_tensors import StepTensors
 from paceline.sample.sampler import Head, PickNodes, pick
 from paceline.sample.verifier import verify
@@ -76,7 +77,7 @@ def extend_step(
         allowed: [picking chunks, ceil(V / 32)] int32 grammar bits, or None.
 
     Returns:
-        None if no chunk picks.
+        None if no chunk picks, and none is scored.
     """
     batch = extend_batch(chunks, rows)
     with stages("prefill"):
@@ -86,12 +87,16 @@ def extend_step(
     if resumed:
         ids = torch.tensor([s.row for s in resumed], device=rows.device)
         rows.restore_next(ids, torch.tensor([s.tokens[-1] for s in resumed], device=rows.device))
+    scores = None
+    if any(chunk.scores for chunk in chunks):
+        with stages("score"):
+            scores = scores_of(chunks, out.hidden, target.head)
     picking = [c for c in chunks if c.picks]
     if not picking:
         if observe is not None:
             with stages("observe"):
                 observe(extend_commit(chunks, batch, out.aux, None))
-        return None
+        return None if scores is None else _only(scores)
     host_rows = [c.sequence.row for c in picking]
     ids = torch.tensor(host_rows, device=rows.device)
     assert batch.logits_at is not None, "extend_batch says where to pick"
@@ -121,6 +126,21 @@ def extend_step(
         logprobs=_column(picks.logprobs),
         top_ids=_column(picks.top_ids),
         top_logprobs=_column(picks.top_logprobs),
+        prompts=scores,
+    )
+
+
+def _only(scores: PromptScores) -> StepTensors:
+    """What a step leaves that picks nothing."""
+    return StepTensors(
+        emitted=scores.top_ids.new_empty(0, 1),
+        path=None,
+        sources=None,
+        drafted=None,
+        logprobs=None,
+        top_ids=None,
+        top_logprobs=None,
+        prompts=scores,
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from paceline.core.tree import DraftTree, Selection
+    from paceline.engine.prompt_scores import PromptScores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class StepTensors:
     whole: Tensor | None = None  # [B, 3 * A + 1] int64: emitted, path, sources, drafted
     tree: DraftTree | None = None  # of B rows or more; None for EXTEND
     chosen: Selection | None = None
+    prompts: PromptScores | None = None  # EXTEND, where a request asks
 
     def joined(self) -> StepTensors:
         """The same with `whole` set: one tensor that the others are views of."""
@@ -81,6 +83,7 @@ class StepTensors:
             top_logprobs=_optional_copy(self.top_logprobs),
             tree=None if tree is None else _copied_fields(tree),
             chosen=None if chosen is None else _copied_fields(chosen),
+            prompts=None if self.prompts is None else _copied_fields(self.prompts),
         )
         if self.whole is not None:
             return copied._with_whole(_host_copy(self.whole))  # noqa: SLF001 (of this class)
@@ -93,7 +96,7 @@ class StepTensors:
         )
 
 
-T = TypeVar("T", "DraftTree", "Selection")
+T = TypeVar("T", "DraftTree", "Selection", "PromptScores")
 
 
 def _copied_fields(tensors: T) -> T:

@@ -7,6 +7,7 @@ from numbers import Integral
 
 from paceline.core.errors import RequestError
 from paceline.core.request import Request
+from paceline.core.sampling_rules import MAX_TOP_LOGPROBS
 
 
 def check_request(request: Request, vocab_size: int, max_len: int, drafters: Sequence[str]) -> None:
@@ -29,6 +30,12 @@ def check_request(request: Request, vocab_size: int, max_len: int, drafters: Seq
         msg = (
             f"the prompt has {len(prompt)} tokens, but the context window of {max_len} must hold "
             f"it and at least one new token; shorten it to {max_len - 1}, or raise max_len"
+        )
+        raise RequestError(msg)
+    if request.prompt_logprobs is not None and not 0 <= request.prompt_logprobs <= MAX_TOP_LOGPROBS:
+        msg = (
+            f"prompt_logprobs {request.prompt_logprobs!r} must be None or 0 ... {MAX_TOP_LOGPROBS}; "
+            "ask for fewer alternatives"
         )
         raise RequestError(msg)
     _check_ids("prompt token ids", prompt, vocab_size)
