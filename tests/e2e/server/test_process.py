@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 import subprocess
@@ -209,3 +210,17 @@ def test_threads_take_turns_quickly_while_a_server_runs() -> None:
     with life.quick_turns():
         assert sys.getswitchinterval() < before
     assert sys.getswitchinterval() == before
+
+
+def test_a_shells_limit_of_open_files_is_no_limit_of_connections() -> None:
+    """Many systems give 1,024 to a program that does not ask for more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    hard = 1 << 40 if before[1] == resource.RLIM_INFINITY else before[1]
+    low = (min(1024, hard), before[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, low)
+    try:
+        with life.many_connections():
+            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 65_536)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == low
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -37,6 +37,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # How long a thread that computes may keep others from Python. A request needs it several times before its
 # first token, each time against the engine's thread: with Python's 5 ms the wait is felt.
 _SWITCH_S = 0.0005
+_MOST_FILES = 65_536
 
 
 def bound(settings: ServerSettings) -> socket.socket:
@@ -123,7 +124,8 @@ class Life:
 
     def run(self) -> int:
         """Serve until a signal or the engine's end; return the exit code."""
-        with quick_turns(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        loop_factory = _loop_factory()
+        with quick_turns(), many_connections(), asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(self._run())
 
     async def _run(self) -> int:
@@ -202,6 +204,30 @@ def quick_turns() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+@contextlib.contextmanager
+def many_connections() -> Iterator[None]:
+    """For the time of the context as many are possible as the system allows this process.
+
+    A shell's own limit, often 1,024 open files, would let no further client in; it exists for programs
+    that cannot handle more.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        yield
+        return
+    soft, hard = before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= allowed:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def close_or_leave(close: Callable[[], object], seconds: float) -> bool:
