@@ -8,6 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.broken_bodies import bodies
+
 JSON = {"content-type": "application/json"}
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -33,19 +35,8 @@ def still_well(http: httpx2.Client):
 @pytest.mark.parametrize(
     "body,status",
     [
-        ("", 400),
-        ("{", 400),
-        ("not json", 400),
-        ("[]", 400),
-        ("null", 400),
-        ('"text"', 400),
-        (raw('"temperature": NaN'), 400),
-        (raw('"temperature": Infinity'), 400),
-        (raw('"temperature": -Infinity'), 400),
-        (raw('"temperature": 1e999'), 400),
-        (raw('"x": NaN'), 400),
+        *((body, 400) for body in bodies(json.dumps(message("hi")))),
         (raw('"seed": ' + "9" * 30), 400),
-        (raw('"seed": ' + "9" * 6000), 400),
         (raw('"temperature": "hot"'), 400),
         (raw('"messages": "hi"'), 400),
         (raw('"messages": []'), 400),
@@ -57,13 +48,13 @@ def still_well(http: httpx2.Client):
         (raw('"x": ' + "[" * 2000 + "]" * 2000), 400),
         (raw('"x": ' + '{"a":' * 2000 + "1" + "}" * 2000), 400),
         (raw('"x": ' + "[" * 60 + "]" * 60), 200),
-        ("[" * 200_000, 400),
         ('{"messages": [{"role": "user", "content": "\\ud800"}]}', 400),
         ('{"model": "\\ud800", "messages": [{"role": "user", "content": "x"}]}', 404),
         (raw('"stop": ["\\udfff"]'), 400),
         (raw('"\\ud800": 1, "temperature": "\\ud800"'), 400),
         (raw('"user": "\\u0000"'), 200),
     ],
+    ids=lambda value: value[-40:] if isinstance(value, str) else str(value),
 )
 def test_bodies(http: httpx2.Client, body: str, status: int) -> None:
     """Never a 500, and always an error's body."""

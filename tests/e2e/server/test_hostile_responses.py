@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from paceline.api.server.tool_request import MAX_TOOLS
+from tests.broken_bodies import bodies
 
 PATH, CHAT = "/v1/responses", "/v1/chat/completions"
 DEEP: dict[str, Any] = {"type": "object"}
@@ -35,9 +36,7 @@ def still_well(http: httpx2.Client):
 @pytest.mark.parametrize(
     "body,status",
     [
-        ("", 400),
-        ("{", 400),
-        ("[]", 400),
+        *((body, 400) for body in bodies(respond())),
         ("{}", 400),
         (respond(input=None), 400),
         (respond(input=3), 400),
@@ -46,7 +45,6 @@ def still_well(http: httpx2.Client):
         (respond(input="\ud83d"), 400),
         (respond(input=""), 200),
         (respond(input="🙂 שלום \u202e"), 200),
-        (respond()[:-1] + ', "temperature": NaN}', 400),
         (respond()[:-1] + ', "x": ' + "[" * 2000 + "]" * 2000 + "}", 400),
         (respond(input=[{"role": "user", "content": "x", "deep": DEEP}]), 200),
         (respond(tools=[tool(DEEP)]), 200),

@@ -10,6 +10,7 @@ from paceline.api.server.protocol import REFUSED, check_fields
 from paceline.api.server.protocol_chat import ChatRequest
 from paceline.api.server.protocol_completions import CompletionRequest
 from paceline.api.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
+from tests.broken_bodies import NO_OBJECT, NO_VALUE
 from tests.served import context, refusal
 
 CHAT = b'{"messages": [{"role": "user", "content": "hi"}], %s}'
@@ -67,19 +68,11 @@ def test_a_value_out_of_range_is_refused_by_name(body, field) -> None:
 @pytest.mark.parametrize(
     "body,told",
     [
-        (b"", "line 1"),
-        (b"{", "line 1"),
-        (b'{"a": NaN}', "NaN"),
-        (b'{"a": [Infinity]}', "Infinity"),
-        (b'{"a": -Infinity}', "Infinity"),
-        (b'{"a": 1e999}', "too large"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "digits"),
+        *((body.encode(), told) for body, told in NO_OBJECT.items()),
+        *((CHAT % field.encode(), told) for field, told in NO_VALUE.items()),
         (b'{"a": "\xff"}', "UTF-8"),
-        (b"[" * 100_000, "nested"),
-        (b"[]", "body"),
-        (b"null", "body"),
-        (b"5", "body"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_what_is_no_json_object_is_refused(body, told) -> None:
     """Broken bodies are the client's mistake, wherever in them the mistake is."""
