@@ -6,6 +6,7 @@ The description itself is /openapi.json, which FastAPI makes of the routes.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
@@ -18,17 +19,28 @@ from paceline.api.server.keys import is_guarded
 from paceline.api.server.page import answer
 from paceline.api.server.reference_page import BASE, page_of
 
-_ADDRESS = re.compile(
-    r"https?://[\w.:\[\]-]+(?:/[\w./~-]*)?"
-)  # whatever a client calls this server
+# Whatever a client calls this server.
+_ADDRESS = re.compile(r"https?://[\w.:\[\]-]+(?:/[\w./~-]*)?")
 _HERE = "http://localhost:8000"
 
 
 class Described(FastAPI):
     """An app whose description has no 422, which FastAPI adds: wrong values get 400 here."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # /docs and /openapi.json may be asked for at the same time, in two threads.
+        self._making = threading.Lock()
+        self._made: dict[str, Any] | None = None
+
     def openapi(self) -> dict[str, Any]:
-        """What /openapi.json says."""
+        """What /openapi.json says; made once."""
+        with self._making:
+            if self._made is None:
+                self._made = self._described()
+        return self._made
+
+    def _described(self) -> dict[str, Any]:
         found = super().openapi()
         for methods in found["paths"].values():
             for operation in methods.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
 
 import httpx2
@@ -104,6 +105,14 @@ def test_no_answer_is_promised_that_never_comes(http: httpx2.Client) -> None:
     """Wrong values get 400; FastAPI's 422 and its schemas are left out."""
     assert "422" not in http.get("/openapi.json").text
     assert "ValidationError" not in http.get("/openapi.json").text
+
+
+def test_it_is_made_once_whoever_asks_at_the_same_time() -> None:
+    """What is left out of it must not go while another thread writes it down."""
+    with local_server() as server, server.client() as client, ThreadPoolExecutor(4) as several:
+        texts = set(several.map(lambda _: client.get("/openapi.json").text, range(8)))
+        pages = set(several.map(lambda _: client.get("/docs").text, range(4)))
+    assert len(texts) == len(pages) == 1
 
 
 def test_every_example_works(server: LocalServer, http: httpx2.Client, shown: Page) -> None:
