@@ -6,6 +6,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from paceline.api.server.errors import ApiError
+from paceline.core.request import Fault
 from tests.fake_engine import EOS
 from tests.served import (
     answered,
@@ -219,8 +220,12 @@ def test_an_answer_that_failed_is_no_answer() -> None:
         call = chat_call(found)
         chunks = run(llm, call.job)
     [result] = results(chunks)
-    for reason, status in (("error", 500), ("abort", 503)):
-        torn = replace(result, finish_reason=reason, error="no numbers")
+    for reason, fault, status in (
+        ("error", Fault.ENGINE, 500),
+        ("error", Fault.REQUEST, 400),
+        ("abort", None, 503),
+    ):
+        torn = replace(result, finish_reason=reason, error="no numbers", fault=fault)
         with pytest.raises(ApiError) as caught:
             call.response([torn])
         assert caught.value.status == status
