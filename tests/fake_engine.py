@@ -188,18 +188,11 @@ class FakeEngine:
         stop: int | None = None,
         stats: RequestStats | None = None,
     ) -> StepOutput:
-        wanted = one.request.params.logprobs
-        logprobs = None
-        if wanted is not None:
-            tops = [-0.5 - 0.25 * k for k in range(wanted)]
-            logprobs = [
-                TokenLogprobs(
-                    logprob=-0.5,
-                    top_ids=[(t + k) % 97 for k in range(wanted)],
-                    top_logprobs=tops,
-                )
-                for t in tokens
-            ]
+        wanted, of_prompt = one.request.params.logprobs, one.request.prompt_logprobs
+        logprobs = None if wanted is None else _logprobs(tokens, wanted)
+        told = None
+        if of_prompt is not None and tokens and len(one.emitted) == len(tokens):
+            told = [None, *_logprobs(one.request.prompt_ids[1:], of_prompt)]
         return StepOutput(
             request_id=one.request.id,
             token_ids=tuple(tokens),
@@ -208,4 +201,16 @@ class FakeEngine:
             finish_reason=reason,
             stop_token_id=stop,
             stats=stats,
+            prompt_logprobs=told,
         )
+
+
+def _logprobs(tokens: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    return [
+        TokenLogprobs(
+            logprob=-0.5,
+            top_ids=[(token + k) % 97 for k in range(num_top)],
+            top_logprobs=[-0.5 - 0.25 * k for k in range(num_top)],
+        )
+        for token in tokens
+    ]

@@ -61,12 +61,16 @@ def context(**options: Any) -> Context:
 
 def run(llm: LLM, job: Job) -> list[Chunk]:
     """All chunks of a job; those of a single prompt come as the engine's steps made them."""
-    if len(job.prompts) == 1 and job.constraint is None:
+    if len(job.prompts) == 1 and job.constraint is None and job.prompt_logprobs is None:
         return list(llm.iter_chunks(job.prompts[0], job.params))
 
     async def collect() -> list[Chunk]:
         answers = await llm.submit(
-            job.prompts, job.params, constraint=job.constraint, scope=job.scope
+            job.prompts,
+            job.params,
+            constraint=job.constraint,
+            scope=job.scope,
+            prompt_logprobs=job.prompt_logprobs,
         )
         return [chunk async for chunk in answers]
 

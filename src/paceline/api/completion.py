@@ -32,7 +32,7 @@ class Completion:
         eos_token_ids: ids that end a text, unless the parameters ignore them.
         prompt_index, sample_index: which prompt of a call, which of its samples.
         grammar: state of the rule that the answer keeps, if one; this answer's own.
-        scope, shows_trees, lists_steps: see `Request`.
+        scope, shows_trees, lists_steps, prompt_logprobs: see `Request`.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class Completion:
         scope: str = "",
         shows_trees: bool = False,
         lists_steps: bool = False,
+        prompt_logprobs: int | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._prompt_index = prompt_index
@@ -56,6 +57,7 @@ class Completion:
         self._token_ids: list[int] = []
         self._sources: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._prompt_logprobs: Sequence[TokenLogprob | None] | None = None
         stop_ids = frozenset(params.stop_token_ids)
         # A grammar allows these ids at its end alone, and keeps `ignore_eos` by itself.
         if grammar is not None or not params.ignore_eos:
@@ -71,6 +73,7 @@ class Completion:
             scope=scope,
             shows_trees=shows_trees,
             lists_steps=lists_steps,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def feed(self, token_ids: Sequence[int]) -> int | None:
@@ -91,6 +94,7 @@ class Completion:
                 for token_id, values in zip(output.token_ids, output.logprobs, strict=True)
             ]
             self._logprobs += logprobs
+        of_prompt = self._of_prompt(output)
         if output.finish_reason is None:
             text, result = self._stream.take(), None
         else:
@@ -106,7 +110,20 @@ class Completion:
             finish_reason=None if result is None else result.finish_reason,
             result=result,
             trees=() if output.tree is None else (output.tree,),
+            prompt_logprobs=of_prompt,
         )
+
+    def _of_prompt(self, output: StepOutput) -> Sequence[TokenLogprob | None] | None:
+        """The prompt's log-probabilities, if they come with this output; kept for the result."""
+        if output.prompt_logprobs is None:
+            return None
+        self._prompt_logprobs = tuple(
+            None if values is None else self._named(token_id, values)
+            for token_id, values in zip(
+                self.request.prompt_ids, output.prompt_logprobs, strict=True
+            )
+        )
+        return self._prompt_logprobs
 
     def _result(self, output: StepOutput) -> Result:
         assert output.stats is not None, "the last output carries the statistics"
@@ -125,6 +142,7 @@ class Completion:
             stats=output.stats,
             error=output.error,
             fault=output.fault,
+            prompt_logprobs=self._prompt_logprobs,
         )
 
     def _stop_reason(self, output: StepOutput) -> int | str | None:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import cached_property
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from paceline.api.answers import Answers, Relay
 from paceline.api.completion import Completion
@@ -249,6 +249,7 @@ class LLM:
         scope: str = "",
         shows_trees: bool = False,
         lists_steps: bool = False,
+        prompt_logprobs: int | None = None,
     ) -> Answers:
         """Let prompts be continued together; for servers, which read chunks of all of them.
 
@@ -259,6 +260,7 @@ class LLM:
             scope: prefix cache and suffix tree share nothing across scopes.
             shows_trees: chunks carry the trees that were verified, where the host knows them.
             lists_steps: results' statistics have what each step drafted and accepted.
+            prompt_logprobs: results have the log-probabilities of their prompts' tokens; see `Request`.
 
         Returns:
             An async iterator of chunks, once the engine has taken the requests. Close it.
@@ -272,10 +274,14 @@ class LLM:
             each = [replace(params, seed=seed) for seed in seeds]
         else:
             each = [params] * len(prompts)
+        asked = {
+            "scope": scope,
+            "shows_trees": shows_trees,
+            "lists_steps": lists_steps,
+            "prompt_logprobs": prompt_logprobs,
+        }
         completions = [
-            self._completion(
-                ids, of_prompt, prompt, sample, constraint, scope, shows_trees, lists_steps
-            )
+            self._completion(ids, of_prompt, prompt, sample, constraint, **asked)
             for prompt, (ids, of_prompt) in enumerate(zip(prompts, each, strict=True))
             for sample in range(params.n)
         ]
@@ -353,9 +359,7 @@ class LLM:
         prompt_index: int,
         sample_index: int,
         constraint: Constraint | None = None,
-        scope: str = "",
-        shows_trees: bool = False,
-        lists_steps: bool = False,
+        **asked: Any,
     ) -> Completion:
         return Completion(
             f"{next(self._ids)}",
@@ -366,9 +370,7 @@ class LLM:
             prompt_index=prompt_index,
             sample_index=sample_index,
             grammar=None if constraint is None else constraint.start(ignore_eos=params.ignore_eos),
-            scope=scope,
-            shows_trees=shows_trees,
-            lists_steps=lists_steps,
+            **asked,
         )
 
     def _relay(self) -> Relay:

@@ -53,6 +53,9 @@ class Chunk:
     finish_reason: str | None = None  # with the last chunk
     result: Result | None = None  # the whole answer, with the last chunk
     trees: Sequence[VerifiedTree] = ()
+    prompt_logprobs: Sequence[TokenLogprob | None] | None = (
+        None  # with the first chunk, if asked for
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,9 @@ class Result:
     stats: RequestStats
     error: str | None = None  # with finish_reason "error"
     fault: Fault | None = None  # the same
+    prompt_logprobs: Sequence[TokenLogprob | None] | None = (
+        None  # [prompt], if asked for; first: None
+    )
 
     @property
     def seed(self) -> int:
@@ -119,4 +125,5 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
         finish_reason=last.finish_reason,
         result=last.result,
         trees=tuple(tree for chunk in chunks for tree in chunk.trees)[-_MOST_TREES:],
+        prompt_logprobs=first.prompt_logprobs,
     )

@@ -9,6 +9,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 ASK = [{"role": "user", "content": "the end of the and the"}]
+IDS = {"return_token_ids": True, "ignore_eos": True}
 
 
 def chat(client: OpenAI, **options):
@@ -52,6 +53,28 @@ def test_the_clients_own_accumulator_agrees(client: OpenAI) -> None:
     assert final.choices[0].message.content == whole.choices[0].message.content
     assert final.choices[0].finish_reason == whole.choices[0].finish_reason
     assert len(final.choices[0].logprobs.content) == whole.usage.completion_tokens
+
+
+def test_an_echo_scores_the_prompt(client: OpenAI) -> None:
+    """As evaluation harnesses ask: what was said of tokens as an answer is said of them as a prompt."""
+    first = complete(client, prompt=[10, 20, 30, 40], max_tokens=20, logprobs=2, extra_body=IDS)
+    said = first.choices[0]
+    whole = [10, 20, 30, 40, *said.model_extra["token_ids"]]
+    for stream in (False, True):
+        given = {"prompt": whole, "max_tokens": 1, "logprobs": 2, "echo": True, "extra_body": IDS}
+        if stream:
+            with complete(client, stream=True, **given) as chunks:
+                told = [
+                    c.choices[0].logprobs for c in chunks if c.choices and c.choices[0].logprobs
+                ]
+        else:
+            told = [complete(client, **given).choices[0].logprobs]
+        values = [value for one in told for value in one.token_logprobs]
+        tops = [top for one in told for top in one.top_logprobs]
+        assert len(values) == len(tops) == len(whole) + 1
+        assert values[0] is tops[0] is None
+        assert values[4 : len(whole)] == pytest.approx(said.logprobs.token_logprobs, abs=0.02)
+        assert [name for one in told for name in one.tokens][4 : len(whole)] == said.logprobs.tokens
 
 
 def test_the_async_client_asks_many_at_once(server) -> None:

@@ -73,9 +73,21 @@ class CompletionCall:
 
     def offsets(self, answer: Chunk | Result) -> Offsets:
         """Where the tokens of an answer begin."""
+        return Offsets(len(self.echo(answer)), self._hidden)
+
+    def prompt_logprobs(self, answer: Chunk | Result) -> dict[str, Any] | None:
+        """Log-probabilities of the prompt that an answer begins with; None: they are not asked for."""
+        if answer.prompt_logprobs is None:
+            return None
+        first = self.job.prompts[answer.prompt_index][0]
+        told = [token for token in answer.prompt_logprobs if token is not None]
+        return completion_logprobs(told, self.names, Offsets(0, self._hidden), first=first)
+
+    @property
+    def _hidden(self) -> frozenset[int]:
+        """Tokens that the text leaves out."""
         hides = self.job.params.skip_special_tokens
-        hidden = self.context.tokenizer.special_ids if hides else frozenset[int]()
-        return Offsets(len(self.echo(answer)), hidden)
+        return self.context.tokenizer.special_ids if hides else frozenset[int]()
 
 
 def read(body: CompletionRequest, context: Context, *, tenant: str = "") -> CompletionCall:
@@ -114,6 +126,7 @@ def read(body: CompletionRequest, context: Context, *, tenant: str = "") -> Comp
             constraint=constraint_of(body, context.compiler),
             scope=scope_of(body, tenant),
             shows_trees=check_trees(body),
+            prompt_logprobs=body.logprobs if body.echo else None,
         ),
         head=head_of(body, context, "cmpl-"),
         echoes=echoes,
@@ -130,12 +143,6 @@ def _refuse(body: CompletionRequest) -> None:
             "is returned; leave best_of out, or make it n"
         )
         raise bad(msg, "best_of")
-    if body.echo and body.logprobs is not None:
-        msg = (
-            "echo with logprobs asks for log-probabilities of the prompt, which are not computed; "
-            "leave one of the two out"
-        )
-        raise bad(msg, "echo")
 
 
 class CompletionStream:
@@ -191,10 +198,10 @@ class CompletionStream:
     def _first(self, chunk: Chunk, index: int) -> list[dict[str, Any]]:
         """What comes before an answer: its prompt, as text or as ids."""
         call, echo = self._call, self._call.echo(chunk)
-        ids = call.body.return_token_ids
-        if not echo and not ids:
+        ids, logprobs = call.body.return_token_ids, call.prompt_logprobs(chunk)
+        if not echo and not ids and logprobs is None:
             return []
-        choice = {"index": index, "text": echo, "logprobs": None, "finish_reason": None}
+        choice = {"index": index, "text": echo, "logprobs": logprobs, "finish_reason": None}
         if ids:
             choice["prompt_token_ids"] = list(call.job.prompts[chunk.prompt_index])
             choice["token_ids"] = []
@@ -222,7 +229,9 @@ def _choice(call: CompletionCall, result: Result) -> dict[str, Any]:
         "stop_reason": result.stop_reason,
     }
     if result.logprobs is not None:
-        choice["logprobs"] = completion_logprobs(result.logprobs, call.names, call.offsets(result))
+        told = completion_logprobs(result.logprobs, call.names, call.offsets(result))
+        before = call.prompt_logprobs(result)
+        choice["logprobs"] = told if before is None else {k: before[k] + v for k, v in told.items()}
     if call.body.return_token_ids:
         choice["token_ids"] = list(result.token_ids)
         choice["prompt_token_ids"] = list(result.prompt_ids)

@@ -13,7 +13,8 @@ class Job:
     """Prompts to be continued together, `params.n` samples each.
 
     `scope` separates tenants: prefix cache and suffix tree share nothing across scopes. `shows_trees`:
-    chunks carry the trees that were verified, where the host knows them.
+    chunks carry the trees that were verified, where the host knows them. `prompt_logprobs`: see
+    `core.request.Request`.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -21,6 +22,7 @@ class Job:
     constraint: Constraint | None = None
     scope: str = ""
     shows_trees: bool = False
+    prompt_logprobs: int | None = None
 
     @property
     def num_answers(self) -> int:

@@ -24,6 +24,10 @@ class TokenNames:
         """One token's name; bytes that are no character of their own are shown as U+FFFD."""
         return f"token_id:{token.token_id}" if self._as_ids else token.token
 
+    def of(self, token_id: int) -> str:
+        """The same, of a token of which nothing else is known."""
+        return f"token_id:{token_id}" if self._as_ids else self._tokenizer.token_text(token_id)
+
     def data(self, token_id: int) -> bytes:
         """One token's bytes; joined over an answer they are its UTF-8 text."""
         return self._tokenizer.token_bytes(token_id)
@@ -115,12 +119,18 @@ class PlacedTokens:
 
 
 def completion_logprobs(
-    tokens: Iterable[TokenLogprob], names: TokenNames, offsets: Offsets
+    tokens: Iterable[TokenLogprob], names: TokenNames, offsets: Offsets, *, first: int | None = None
 ) -> dict[str, Any]:
     """`choices[].logprobs` of completions: four lists in step.
 
     The alternatives of a place hold the emitted token too, as OpenAI's do; of alternatives with one
     name the likeliest counts.
+
+    Args:
+        tokens: what is told.
+        names: how tokens are called.
+        offsets: where they begin.
+        first: a token before them, a prompt's first: it has null for a log-probability.
     """
     found: dict[str, Any] = {
         "tokens": [],
@@ -128,6 +138,11 @@ def completion_logprobs(
         "top_logprobs": [],
         "text_offset": [],
     }
+    if first is not None:
+        found["tokens"].append(names.of(first))
+        found["token_logprobs"].append(None)
+        found["top_logprobs"].append(None)
+        found["text_offset"].append(offsets.take(first, names.data(first)))
     for token in tokens:
         name, logprob = names.name(token), _finite(token.logprob)
         found["tokens"].append(name)

@@ -71,6 +71,7 @@ class Stream:
                     constraint=self.job.constraint,
                     scope=self.job.scope,
                     shows_trees=self.job.shows_trees,
+                    prompt_logprobs=self.job.prompt_logprobs,
                     lists_steps=service.lists_steps and self.job.num_answers == 1,
                 )
             except RequestError:

@@ -145,7 +145,41 @@ def test_echo_puts_the_prompt_first() -> None:
         answer, chunks = answered(llm, call), streamed(llm, call)
     assert [choice["text"] for choice in answer["choices"]] == ["a bthe end", "cthe end"]
     assert [text(chunks, i) for i in range(2)] == ["a bthe end", "cthe end"]
-    assert refusal(completion_call, found, echo=True, logprobs=1).param == "echo"
+
+
+@pytest.mark.parametrize("logprobs", [0, 2])
+def test_an_echo_has_the_prompts_logprobs(logprobs: int) -> None:
+    """What lm-evaluation-harness reads: four lists over prompt and answer; the first token has none."""
+    with served(SCRIPT) as (llm, found):
+        call = completion_call(found, prompt=["é the", [5]], echo=True, logprobs=logprobs, n=2)
+        assert call.job.prompt_logprobs == logprobs
+        answer, chunks = answered(llm, call), streamed(llm, call)
+        plain = answered(llm, completion_call(found, prompt=["é the", [5]], logprobs=logprobs, n=2))
+    for choice, other in zip(answer["choices"], plain["choices"], strict=True):
+        told, of_answer = choice["logprobs"], other["logprobs"]
+        prompt = call.job.prompts[choice["index"] // 2]
+        count = len(prompt)
+        assert told["tokens"][count:] == of_answer["tokens"]
+        assert told["token_logprobs"][count:] == of_answer["token_logprobs"]
+        assert told["top_logprobs"][count:] == of_answer["top_logprobs"]
+        assert told["tokens"][:count] == [TOKENIZER.token_text(token) for token in prompt]
+        assert told["token_logprobs"][:count] == [None, *[-0.5] * (count - 1)]
+        assert told["top_logprobs"][0] is None
+        assert all(len(top) == max(1, logprobs) for top in told["top_logprobs"][1:count])
+        start = len(choice["text"]) - len(other["text"])
+        assert [at - start for at in told["text_offset"][count:]] == of_answer["text_offset"]
+        whole = [(at, name) for at, name in zip(told["text_offset"], told["tokens"], strict=True)]
+        shown = [pair for pair in whole if TOKENIZER.encode(pair[1]) != [EOS]]
+        assert all(choice["text"][at:].startswith(n) for at, n in shown if "\ufffd" not in n)
+        own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        for key, values in told.items():
+            assert flat(c["logprobs"][key] for c in own if c["logprobs"]) == values
+
+
+def test_who_wants_no_echo_has_no_prompt_scored() -> None:
+    """It would cost the prefix cache."""
+    assert completion_call(context(), logprobs=3).job.prompt_logprobs is None
+    assert completion_call(context(), echo=True).job.prompt_logprobs is None
 
 
 def test_echo_shows_what_was_sent() -> None:
