@@ -18,7 +18,7 @@ from paceline.api.server import life
 from paceline.api.server.app import create_app
 from paceline.api.server.metrics import Metrics
 from paceline.api.server.service import Service
-from paceline.api.server.settings import settings_of
+from paceline.api.server.settings_values import settings_of
 from tests.fake_engine import FakeEngine
 from tests.served import TOKENIZER, ids
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from paceline.api.options import options
-from paceline.api.server.settings import changed
+from paceline.api.server.settings_values import changed
 from paceline.cli.console import waiting
 from paceline.cli.flags import with_flags
 from paceline.cli.serve_flags import Serving, serving_flags

@@ -15,7 +15,8 @@ from typing import Any, get_origin, get_type_hints
 from cyclopts import Group
 
 from paceline.api.options import ALIASES, engine_config, options
-from paceline.api.server.settings import ServerSettings, settings_of, unknown
+from paceline.api.server.settings import ServerSettings
+from paceline.api.server.settings_values import settings_of, unknown
 from paceline.cli.flags import (
     ENGINE_SEED,
     Flags,

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from paceline.api.options import options
-from paceline.api.server.settings import ServerSettings, changed, public, settings_of
+from paceline.api.server.settings import ServerSettings
+from paceline.api.server.settings_values import changed, public, settings_of
 from paceline.cli import main, serve, serve_flags
 from paceline.cli.serve_flags import Serving, serving_of
 from paceline.core import environment

@@ -18,7 +18,7 @@ from paceline.api.server.metrics import CONTENT_TYPE, Metrics
 from paceline.api.server.probe import make_token
 from paceline.api.server.protocol_answers import ErrorAnswer
 from paceline.api.server.service import Service
-from paceline.api.server.settings import public
+from paceline.api.server.settings_values import public
 from paceline.api.server.sse import JsonAnswer
 
 

@@ -2,16 +2,15 @@
 
 `help` in a field's metadata is the flag's help text, `group` its place in `--help`, `told` says who may know
 its value. Names are vLLM's where the meaning is equal. What the engine is built from is `core.config.EngineConfig`.
+Not for: plain values that become settings, and back (settings_values.py).
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_origin, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from paceline.api.options import accepts, spell
 from paceline.core.errors import ConfigError
 
 NETWORK, KEYS, LIMITS, LIFE, ANSWERS, METRICS, PAGES = (
@@ -266,55 +265,3 @@ _LEAST: Mapping[str, float] = {
     "health_generate_timeout": 0.1,
     "max_stored_responses": 0,
 }
-
-
-def settings_of(values: Mapping[str, object]) -> ServerSettings:
-    """Settings from plain values, such as a YAML file gives.
-
-    Args:
-        values: field name -> value. One text stands for a list of one.
-
-    Raises:
-        ConfigError: unknown names, values of the wrong type or out of range; all problems at once.
-    """
-    hints = get_type_hints(ServerSettings)
-    found: dict[str, Any] = {}
-    problems = []
-    for name, value in values.items():
-        if name not in hints:
-            problems.append(unknown(name, hints))
-            continue
-        several = get_origin(hints[name]) is tuple
-        listed = [value] if several and isinstance(value, str) else value
-        if not accepts(listed, hints[name]):
-            problems.append(f"{name} must be {spell(hints[name])}, got {value!r}")
-        found[name] = tuple(listed) if isinstance(listed, list) else listed
-    if problems:
-        msg = "invalid server settings: " + "; ".join(problems)
-        raise ConfigError(msg)
-    return ServerSettings(**found)
-
-
-def unknown(name: str, known: Iterable[str]) -> str:
-    """What is said of a name that nobody knows, with the one that was perhaps meant."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
-    return f"unknown option {name!r}; {hint}"
-
-
-def changed(settings: ServerSettings) -> dict[str, Any]:
-    """What differs from the defaults, for the log; of what nobody may know the number."""
-    default = ServerSettings()
-    return {
-        f.name: value if f.metadata["told"] != "none" else f"({len(value)} not shown)"
-        for f in fields(settings)
-        if (value := getattr(settings, f.name)) != getattr(default, f.name)
-    }
-
-
-def public(settings: ServerSettings) -> dict[str, Any]:
-    """What whoever asks may know."""
-    return {
-        f.name: getattr(settings, f.name) for f in fields(settings) if f.metadata["told"] == "all"
-    }
