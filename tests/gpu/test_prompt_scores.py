@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paceline.core.request import SamplingParams
+from paceline.engine.engine import Engine
 from tests import tiny
 from tests.engine.harness import engine, request, run
 
@@ -15,7 +16,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
-PROMPTS = {"long": [(7 * i * i + 3 * i) % 90 + 3 for i in range(300)], "loop": [11, 12, 13] * 9}
+PROMPTS = {"long": [(7 * i * i + 3 * i) % 90 + 3 for i in range(180)], "loop": [11, 12, 13] * 9}
 
 
 @pytest.mark.parametrize("chunk_size", [7, 512])
@@ -26,9 +27,9 @@ def test_the_values_of_the_cpu(tmp_path: Path, method: str, chunk_size: int) -> 
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     asked = [request(n, p, params, prompt_logprobs=3) for n, p in PROMPTS.items()]
     free = [request(f"free{i}", [i + 3, 5, 7], params) for i in range(2)]
-    sizes = {"max_len": 400, "chunk_size": chunk_size, "method": method}
+    sizes = {"max_len": 220, "chunk_size": chunk_size, "method": method}
     truth = run(engine(model, **sizes), asked)
-    done = run(engine(model, device="cuda", **sizes), [*free, *asked])
+    done = run(engine(model, Engine.build, device="cuda", **sizes), [*free, *asked])
     for name in PROMPTS:
         told = done[name].outputs[0].prompt_logprobs
         expected = truth[name].outputs[0].prompt_logprobs
