@@ -269,6 +269,14 @@ def test_whitespace(constraints: Constraints, tokenizer: Tokenizer) -> None:
     assert blanks == 64
     with pytest.raises(ConstraintError, match="flexible, spaced, compact"):
         constraints.json_schema(PERSON, whitespace="loose")  # type: ignore[arg-type]
+    own = Constraints(tokenizer, padded(tokenizer), whitespace="compact")
+    for built, blank in (
+        (own.json_object(), False),
+        (own.json_object(whitespace="flexible"), True),
+    ):
+        state = built.start()
+        assert state.advance(brace)
+        assert state.advance(space) == blank
 
 
 @pytest.mark.parametrize(
