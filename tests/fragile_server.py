@@ -1,6 +1,6 @@
 """`python -m tests.fragile_server serve ...`: the real command line, whose engine does what a file says before each step.
 
-The file is named by FRAGILE_SERVER: a number, and it waits once it has made so many steps; `die`, and the step
+The file is named by FRAGILE_SERVER: a number, and it does nothing once it has made so many steps; `die`, and the step
 fails; no file, and it goes on. So a test finds the engine in the middle of its work, however busy the machine is.
 """
 
@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from itertools import count
 from pathlib import Path
 
 from paceline.cli import main
 from paceline.engine.engine import Engine
 
 step = Engine.step
-steps = count()
+made = [0]  # steps
 
 
 def told() -> str | None:
@@ -27,14 +26,15 @@ def told() -> str | None:
 
 
 def fragile(self: Engine) -> object:
-    number = next(steps)
-    while (word := told()) is not None:
-        if word == "die":
-            msg = "the machine is on fire"
-            raise RuntimeError(msg)
-        if word and number < int(word):  # nothing yet: it is being written
-            break
+    word = told()
+    if word == "die":
+        msg = "the machine is on fire"
+        raise RuntimeError(msg)
+    # An empty file is one that is being written. Requests are taken between steps, while it waits too.
+    if word is not None and (not word or int(word) <= made[0]):
         time.sleep(0.002)
+        return []
+    made[0] += 1
     return step(self)
 
 
