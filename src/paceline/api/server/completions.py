@@ -17,6 +17,7 @@ from paceline.api.server.head import Head, check_result, head_of
 from paceline.api.server.job import Job
 from paceline.api.server.logprobs import Offsets, TokenNames, completion_logprobs
 from paceline.api.server.prompt_list import prompts_of
+from paceline.api.server.prompt_only import chunk_without_answer, without_answer
 from paceline.api.server.protocol import check_fields
 from paceline.api.server.sampling import check_stream, params_of, scope_of, token_limit, truncated
 from paceline.api.server.sources import check_trees, page_fields, sources_of
@@ -109,7 +110,8 @@ def read(body: CompletionRequest, context: Context, *, tenant: str = "") -> Comp
     given = prompts_of(body.prompt, context, add_special_tokens=special)
     room = body.max_tokens or 1
     prompts = [truncated(ids, room, body, context) for ids in given]
-    limit = token_limit(body.max_tokens, DEFAULT_MAX_TOKENS, prompts, context)
+    most = None if body.max_tokens is None else room
+    limit = token_limit(most, DEFAULT_MAX_TOKENS, prompts, context)
     params = params_of(body, context, max_tokens=limit, logprobs=body.logprobs)
     echoes = None
     if body.echo:
@@ -137,6 +139,9 @@ def _refuse(body: CompletionRequest) -> None:
     if body.suffix:
         msg = "suffix: text is continued, not filled in; leave it out"
         raise bad(msg, "suffix")
+    if body.max_tokens == 0 and not body.echo:
+        msg = "max_tokens 0 leaves nothing to answer; ask for 1 or more, or for the prompt with `echo`"
+        raise bad(msg, "max_tokens")
     if body.best_of is not None and body.best_of != (body.n or 1):
         msg = (
             f"best_of {quoted(body.best_of)} differs from n {body.n or 1}; every sample that is made "
@@ -162,7 +167,10 @@ class CompletionStream:
         Raises:
             ApiError: the engine ended the answer before its time.
         """
-        call, body, result = self._call, self._call.body, chunk.result
+        call, body = self._call, self._call.body
+        if body.max_tokens == 0:
+            chunk = chunk_without_answer(chunk)
+        result = chunk.result
         index, found = call.index(chunk), []
         self._envelope.saw(chunk)
         if result is not None:
@@ -213,6 +221,8 @@ def response(call: CompletionCall, results: Sequence[Result]) -> dict[str, Any]:
     for result in results:
         check_result(result)
     ordered = sorted(results, key=call.index)
+    if call.body.max_tokens == 0:
+        ordered = [without_answer(result) for result in ordered]
     found = call.head.fields(KIND) | {
         "choices": [_choice(call, result) for result in ordered],
         "usage": usage_of(ordered, call.context),

@@ -27,6 +27,7 @@ class CompletionRequest(SamplingFields):
     """Prompts to be continued."""
 
     prompt: Prompts
+    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None  # 0: only with `echo`
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     suffix: str | None = None

@@ -176,6 +176,32 @@ def test_an_echo_has_the_prompts_logprobs(logprobs: int) -> None:
             assert flat(c["logprobs"][key] for c in own if c["logprobs"]) == values
 
 
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_nothing_but_the_echo(logprobs: int | None) -> None:
+    """`max_tokens` 0 reads a text and adds nothing to it: not to its tokens, and not to the bill."""
+    body = {"prompt": ["a b", [5]], "echo": True, "max_tokens": 0, "logprobs": logprobs}
+    body |= {"return_token_ids": True, "stream_options": {"include_usage": True}}
+    with served(SCRIPT) as (llm, found):
+        answer = answered(llm, completion_call(found, **{**body, "stream_options": None}))
+        call = completion_call(found, stream=True, **body)
+        chunks = streamed(llm, call)
+    assert call.job.params.max_tokens == 1
+    assert answer["usage"]["completion_tokens"] == chunks[-1]["usage"]["completion_tokens"] == 0
+    for choice, echo in zip(answer["choices"], ["a b", "c"], strict=True):
+        own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert text(chunks, choice["index"]) == choice["text"] == echo
+        assert choice["finish_reason"] == own[-1]["finish_reason"] == "length"
+        assert choice["token_ids"] == flat(c["token_ids"] for c in own) == []
+        told = choice["logprobs"]
+        assert (told is None) == (logprobs is None)
+        if told is not None:
+            assert len(told["tokens"]) == len(choice["prompt_token_ids"])
+            streams = [c["logprobs"] for c in own if c["logprobs"]]
+            assert flat(s["token_logprobs"] for s in streams) == told["token_logprobs"]
+    error = refusal(completion_call, found, max_tokens=0)
+    assert (error.status, error.param) == (400, "max_tokens")
+
+
 def test_who_wants_no_echo_has_no_prompt_scored() -> None:
     """It would cost the prefix cache."""
     assert completion_call(context(), logprobs=3).job.prompt_logprobs is None
