@@ -49,8 +49,12 @@ class SpeculationFigures(Answer):
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: int
+    num_drafts: int
+    num_forced_tokens: int
     num_verified_nodes: int
     method: str
+    per_step_accepted: list[int] | None = None
+    per_step_drafted: list[int] | None = None
 
 
 class Figures(Answer):
@@ -122,8 +126,8 @@ class CompletionLogprobs(Answer):
     """Four lists in step."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]  # null: an echoed prompt's first token
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 

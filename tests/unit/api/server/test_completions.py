@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from openai.types import Completion
 
+from paceline.api.server.protocol_answers import CompletionAnswer
 from tests.fake_engine import EOS
 from tests.served import (
     TOKENIZER,
@@ -155,6 +156,7 @@ def test_an_echo_has_the_prompts_logprobs(logprobs: int) -> None:
         assert call.job.prompt_logprobs == logprobs
         answer, chunks = answered(llm, call), streamed(llm, call)
         plain = answered(llm, completion_call(found, prompt=["é the", [5]], logprobs=logprobs, n=2))
+    CompletionAnswer.model_validate(answer, strict=True)
     for choice, other in zip(answer["choices"], plain["choices"], strict=True):
         told, of_answer = choice["logprobs"], other["logprobs"]
         prompt = call.job.prompts[choice["index"] // 2]
@@ -185,6 +187,7 @@ def test_nothing_but_the_echo(logprobs: int | None) -> None:
         answer = answered(llm, completion_call(found, **{**body, "stream_options": None}))
         call = completion_call(found, stream=True, **body)
         chunks = streamed(llm, call)
+    CompletionAnswer.model_validate(answer, strict=True)
     assert call.job.params.max_tokens == 1
     assert answer["usage"]["completion_tokens"] == chunks[-1]["usage"]["completion_tokens"] == 0
     for choice, echo in zip(answer["choices"], ["a b", "c"], strict=True):

@@ -17,6 +17,7 @@ from paceline.api.server.context import context_of
 from paceline.api.server.engine_metrics import accept_length
 from paceline.api.server.job import Job
 from paceline.api.server.metrics import Metrics
+from paceline.api.server.protocol_answers import SpeculationFigures
 from paceline.api.server.service import Service
 from paceline.api.server.settings import ServerSettings
 from paceline.core.request import SamplingParams
@@ -105,6 +106,8 @@ def test_answers_and_metrics_agree(tmp_path: Path, method: str, pattern: str | N
         llm.close()
     found = samples(metrics.render(report).decode())
     figures = [figures_of([one], context)["metrics"].get("speculative_decoding") for one in results]
+    told = [one for one in figures if one is not None]
+    assert [SpeculationFigures.model_validate(one).model_dump() for one in told] == told
     if method == "none":
         assert figures == [None, None]
         assert accept_length(report) == 1.0
