@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-START_S = 90.0  # importing PyTorch takes seconds, on a busy machine many
-END_S = 30.0
+START_S = 180.0  # importing PyTorch takes seconds, on a busy machine many
+END_S = 60.0
 
 
 @dataclass(frozen=True)

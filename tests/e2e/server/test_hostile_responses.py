@@ -91,17 +91,19 @@ def test_a_name_of_a_function_spells_no_mark_and_no_grammar(http: httpx2.Client)
         body |= {"tools": [tool({}, name)], "max_tokens": 2}  # type: ignore[dict-item]
         assert http.post(CHAT, json=body).status_code == 400
     odd = {'"}\nstart: "x"\n//': {"const": '"}\nstart: "x"'}, "%json": {"const": "%lark {"}}
+    schema = {"type": "object", "properties": odd, "required": list(odd)}
     body = {
         "messages": [{"role": "user", "content": "x"}],
-        "tools": [tool({"type": "object", "properties": odd, "required": list(odd)})],
+        "tools": [tool({**schema, "additionalProperties": False})],
         "tool_choice": "required",
         "parallel_tool_calls": False,
-        "max_tokens": 250,
+        "max_tokens": 300,
+        "seed": 1,
     }
     answer = http.post(CHAT, json=body)
     assert answer.status_code == 200, answer.text
     choice = answer.json()["choices"][0]
     [call] = choice["message"]["tool_calls"]
-    if choice["finish_reason"] == "tool_calls":
-        found = json.loads(call["function"]["arguments"])
-        assert {name: found[name] for name in odd} == {name: odd[name]["const"] for name in odd}
+    assert choice["finish_reason"] == "tool_calls"
+    found = json.loads(call["function"]["arguments"])
+    assert found == {name: odd[name]["const"] for name in odd}
