@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 from cpu_steps import Row, row
-from serve_local import Clients, Local, Switched, process, resident, server_load
+from serve_local import Clients, Local, Switched, process, server_load
 
 from paceline.api.llm import LLM
 from paceline.api.server.life import quick_turns
 from paceline.bench.machine import machine, source, versions
+from paceline.core.device import resident_memory
 from paceline.core.garbage import only_new_garbage
 from paceline.core.request import Request, SamplingParams, StepOutput
 
@@ -206,11 +207,11 @@ def memory(clients: Clients, folder: Path) -> Row:
         running = [body(p, ENDLESS, "run") for p in PROMPTS]
         clients("hold", port=port, idle=0, bodies=running)
         time.sleep(5)
-        before = resident(pid)
+        before = resident_memory(pid) / 1e6
         waiting = [body(PROMPTS[i % STREAMS], TOKENS, f"wait-{i}") for i in range(200)]
         clients("hold", port=port, idle=1000, bodies=waiting)
         time.sleep(2)
-        after = resident(pid)
+        after = resident_memory(pid) / 1e6
         open_now = server_load(port)
         assert open_now == STREAMS + len(waiting), f"{open_now} requests are open"
         clients("release")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import subprocess
 import sys
@@ -12,19 +11,20 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 import uvloop
 
 from paceline.api.llm import LLM
+from paceline.api.server import life
 from paceline.api.server.app import create_app
-from paceline.api.server.connection import limited
 from paceline.api.server.metrics import Metrics
 from paceline.api.server.service import Service
 from paceline.api.server.settings import ServerSettings
 from paceline.api.server.stage_clock import StageClock
+from paceline.api.server.uvicorn_server import Server, config_of
 from paceline.core.stages import silent
 
 HERE = Path(__file__).parent
@@ -93,7 +93,7 @@ class Local:
         self._stages = stages
         self._llm = llm
         self._up = threading.Event()
-        self._server: uvicorn.Server | None = None
+        self._server: Server | None = None
         self._events: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -123,18 +123,11 @@ class Local:
         metrics = Metrics("default", num_positions=self._llm.spec.max_depth)
         self._stages.clock.tell = metrics.observe_stage
         app = create_app(Service(self._llm, settings, listener=metrics), metrics=metrics)
-        config = uvicorn.Config(
-            app, http=limited(settings), ws="none", port=0, log_config=None, access_log=False
-        )
-        self._server = uvicorn.Server(config)
-        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+        listening = life.bound(replace(settings, port=0))
+        self.port = listening.getsockname()[1]
+        self._server = Server(config_of(app, settings, graceful_s=2), self._up.set)
         self._events = asyncio.get_running_loop()
-        serving = asyncio.create_task(self._server.serve())
-        while not self._server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
-            await asyncio.sleep(0.01)
-        self.port = self._server.servers[0].sockets[0].getsockname()[1]
-        self._up.set()
-        await serving
+        await self._server.serve([listening])
 
 
 @contextmanager
@@ -157,12 +150,3 @@ def server_load(port: int) -> int:
     """Requests that a server has open."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/load", timeout=60) as answer:
         return int(json.load(answer)["server_load"])
-
-
-def resident(pid: int) -> float:
-    """Memory of a process, MB."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1000
-    msg = "the system does not say how much memory a process has"
-    raise RuntimeError(msg)
