@@ -26,7 +26,7 @@ from tests.fake_engine import FakeEngine
 from tests.served import TOKENIZER, Script, ids
 
 PATH = "/v1/completions"
-TIMEOUT = 20.0
+TIMEOUT = 60.0
 ENDLESS = 100_000  # tokens that no test waits for
 
 
