@@ -66,7 +66,7 @@ wheel: $(DEV) ## Build the wheel and try it in a fresh environment
 	rm -rf build/wheel build/wheel-venv
 	$(BIN)/python -m build --no-isolation --outdir build/wheel
 	$(BIN)/python -m venv build/wheel-venv
-	build/wheel-venv/bin/python -m pip --disable-pip-version-check install -q -c constraints.txt build/wheel/*.whl
+	build/wheel-venv/bin/python -m pip --disable-pip-version-check install -q --no-compile -c constraints.txt build/wheel/*.whl
 	build/wheel-venv/bin/python -I tools/smoke.py
 
 clean: ## Remove the virtual environment and everything built
