@@ -290,13 +290,13 @@ def test_doctor_can_explain_every_op() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an x86-64 processor")
 @pytest.mark.parametrize("tuning", ["-march=x86-64", "-march=x86-64-v3"])
-def test_portable_code_computes_the_same(tmp_path: Path, tuning: str) -> None:
+def test_portable_code_computes_the_same(cache_dir: Path, tuning: str) -> None:
     """What processors without AVX-512 run, to float32 accuracy; groups: see test_cpu_groups."""
     from paceline.ops.cpu import attention, dense, fused
     from paceline.ops.reference import fused as reference
     from tests.tolerance import close
 
-    result = build(tmp_path, tuning=(tuning,))
+    result = build(cache_dir / "portable", tuning=(tuning,))
     assert result.path is not None, result.reason
     lib = loading.load(result.path)
     assert lib.fast == tuning.endswith("v3")
