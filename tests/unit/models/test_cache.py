@@ -284,7 +284,12 @@ models.load(files, device=torch.device("cpu"), dtype=torch.float32, weights="bf1
 
 def start(file: Path, speed: str) -> subprocess.Popen[str]:
     """A process that loads the file when it is sent a line."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
+        "PACELINE_NATIVE": "0",  # or each would compile kernels for the test's own cache folder
+    }
     return subprocess.Popen(
         [sys.executable, "-c", CONVERT, str(file), speed],
         stdin=subprocess.PIPE,
