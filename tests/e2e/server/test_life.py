@@ -24,10 +24,10 @@ ENDLESS = {"max_tokens": 60_000, "ignore_eos": True}  # minutes
 def begun(server: ServerProcess, **fields: Any) -> socket.socket:
     """A stream that has a row."""
     connection = admitted(server, **fields)
-    data = b""
-    while b"data: " not in data:
-        data = connection.recv(65536)
+    deadline = time.monotonic() + LIMIT_S
+    while b"data: " not in (data := connection.recv(65536)):
         assert data, "it ended"
+        assert time.monotonic() < deadline, "only comments come"
     return connection
 
 

@@ -38,8 +38,8 @@ class Process:
         """A stream under way."""
         connection = socket.create_connection(("127.0.0.1", self.port), END_S)
         connection.sendall(post(body(max_tokens=ENDLESS, stream=True)))
-        while b"data: " not in connection.recv(65536):
-            pass
+        while b"data: " not in (data := connection.recv(65536)):
+            assert data, "it ended"
         return connection
 
     def ended(self) -> tuple[int, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -46,20 +47,22 @@ def streaming(server: ServerProcess, fields: dict[str, Any], path: str = PATH) -
 
 def until(connection: socket.socket, mark: bytes) -> bytes:
     """What comes up to a mark, and perhaps more."""
-    data = b""
+    data, deadline = b"", time.monotonic() + LIMIT_S
     while mark not in data:
         more = connection.recv(65536)
         assert more, f"the connection ended after {data[-500:]!r}"
+        assert time.monotonic() < deadline, "only comments come"
         data += more
     return data
 
 
 def rest(connection: socket.socket) -> bytes:
     """All that still comes, until the server closes the connection."""
-    data = b""
+    data, deadline = b"", time.monotonic() + LIMIT_S
     with connection:
         while more := connection.recv(65536):
             data += more
+            assert time.monotonic() < deadline, "it does not end"
     return data
 
 
