@@ -30,7 +30,13 @@ def passes(name: str) -> None:
             f"tests/interpreted/{name}.py",
         ],
         cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        # None of pytest's plugins is wanted there, and importing them takes as long as importing PyTorch.
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True,
         text=True,
         check=False,
