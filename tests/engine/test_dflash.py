@@ -6,6 +6,7 @@ be compared with a dense pass over the whole text, written from the mask table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.request import SamplingParams
+from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.draft.dflash import DFlashBlock
 from paceline.engine.engine import Engine
 from paceline.engine.plan import StepPlan
 from tests import tiny, tiny_drafters
-from tests.engine.harness import engine, request, run
+from tests.engine.harness import Outcome, engine, request, run
 
 PROMPTS = [
     [11, 12, 13, 14, 15] * 4,
@@ -64,6 +65,26 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama checkpoint."""
     return tiny.write_tiny(tmp_path_factory.mktemp("llama"), "llama", seed=3)
+
+
+Round = tuple[Sequence[Request], dict[str, Outcome]]
+
+
+@pytest.fixture(scope="module")
+def rounds(model: Path) -> list[Round]:
+    """Batches that every layout serves one after the other, and their autoregressive answers."""
+    plain = engine(model, method="none")
+    made: list[Round] = []
+    for repeat in range(2):
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(
+                max_tokens=18, ignore_eos=True, temperature=temperature, seed=repeat
+            )
+            jobs = [
+                request(f"{i}/{repeat}/{temperature}", p, params) for i, p in enumerate(PROMPTS)
+            ]
+            made.append((jobs, run(plain, jobs)))
+    return made
 
 
 class Definition:
@@ -116,7 +137,11 @@ class Definition:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout(
-    model: Path, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    rounds: Sequence[Round],
+    tmp_path: Path,
+    layout: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Block passes over the paged cache equal the dense definition, in a batch of mixed lengths, with
     chunks, prefix hits and preemption; tokens equal autoregressive ones.
@@ -128,18 +153,9 @@ def test_every_layout(
     watch = Definition(eng, monkeypatch)
     block = watch.block.net.config.block_size
     assert watch.block.num_positions == (block if layout == "anchor" else block - 1)
-    plain = engine(model, method="none")
-    for repeat in range(2):
-        for temperature in (0.0, 1.0):
-            params = SamplingParams(
-                max_tokens=18, ignore_eos=True, temperature=temperature, seed=repeat
-            )
-            jobs = [
-                request(f"{i}/{repeat}/{temperature}", p, params) for i, p in enumerate(PROMPTS)
-            ]
-            expected = run(plain, jobs)
-            for name, outcome in run(eng, jobs).items():
-                assert outcome.tokens == expected[name].tokens, name
+    for jobs, expected in rounds:
+        for name, outcome in run(eng, jobs).items():
+            assert outcome.tokens == expected[name].tokens, name
     assert watch.compared > 100
 
 

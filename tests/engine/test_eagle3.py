@@ -7,6 +7,7 @@ a dense computation from the formulas (`tests/oracle/eagle3.py`).
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from paceline.core.request import SamplingParams
+from paceline.core.request import Request, SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.engine.engine import Engine
 from tests import tiny, tiny_eagle3
 from tests.dense import features_of
-from tests.engine.harness import engine, request, run
+from tests.engine.harness import Outcome, engine, request, run
 from tests.oracle import eagle3 as oracle
 
 PROMPTS = [
@@ -53,6 +54,21 @@ LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama checkpoint."""
     return tiny.write_tiny(tmp_path_factory.mktemp("llama"), "llama", seed=3)
+
+
+Round = tuple[Sequence[Request], dict[str, Outcome]]
+
+
+@pytest.fixture(scope="module")
+def rounds(model: Path) -> list[Round]:
+    """Batches that every layout serves one after the other, and their autoregressive answers."""
+    plain = engine(model, method="none")
+    made: list[Round] = []
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(max_tokens=18, ignore_eos=True, temperature=temperature, seed=4)
+        jobs = [request(f"{i}/{temperature}", p, params) for i, p in enumerate(PROMPTS)]
+        made.append((jobs, run(plain, jobs)))
+    return made
 
 
 class Definition:
@@ -132,7 +148,11 @@ class Definition:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout(
-    model: Path, tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    rounds: Sequence[Round],
+    tmp_path: Path,
+    layout: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every candidate's score equals the dense definition's with the target's noise, in a batch of
     mixed lengths, with chunks, prefix hits and preemption; tokens equal autoregressive ones.
@@ -143,11 +163,7 @@ def test_every_layout(
     size = {"max_len": 72, "chunk_size": 7, "num_pages": pages}
     eng = engine(model, method="eagle3", model=str(folder), **{**size, **drafting})
     watch = Definition(eng, folder, monkeypatch)
-    plain = engine(model, method="none")
-    for temperature in (0.0, 1.0):
-        params = SamplingParams(max_tokens=18, ignore_eos=True, temperature=temperature, seed=4)
-        jobs = [request(f"{i}/{temperature}", p, params) for i, p in enumerate(PROMPTS)]
-        expected = run(plain, jobs)
+    for jobs, expected in rounds:
         for name, outcome in run(eng, jobs).items():
             assert outcome.tokens == expected[name].tokens, name
     assert watch.compared > 10
