@@ -64,8 +64,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(made, ignore_errors=True)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `gpu` where there is none."""
+    """Files with slow tests first; skip tests marked `gpu` where there is none.
+
+    A long test that begins last has one worker busy and the others idle. Whole files move, or what
+    their tests share would be made twice; the order is otherwise what it was, random as a rule.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     if torch.cuda.is_available():
         return
     for item in items:
