@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from paceline.api.grammar import ConstraintError, Constraints
-from paceline.api.grammar_state import GrammarBrokenError, GrammarFailedError, MatcherGrammar, Matchers
+from paceline.api.grammar_state import (
+    GrammarBrokenError,
+    GrammarFailedError,
+    MatcherGrammar,
+    Matchers,
+)
 from paceline.api.tokenizer import Tokenizer
 from paceline.core.request import Constraint
 from tests import tiny_tokenizers
