@@ -22,6 +22,32 @@ from paceline.core.request import (
 from paceline.draft.base import DrafterSpec
 
 EOS = 2
+TIMEOUT = 120.0  # seconds that tests wait for what takes a tenth of them at most
+
+
+class Gate:
+    """Holds an engine's steps while it is closed: `on_step=gate`. It is made open."""
+
+    def __init__(self) -> None:
+        self._may_go, self._holds = threading.Event(), threading.Event()
+        self._may_go.set()
+
+    def __call__(self, _: int) -> None:
+        if not self._may_go.is_set():
+            self._holds.set()
+            self._may_go.wait()  # without a limit: whoever made the gate opens it at the end
+
+    def close(self) -> None:
+        """The next step waits."""
+        self._holds.clear()
+        self._may_go.clear()
+
+    def open(self) -> None:
+        self._may_go.set()
+
+    def wait_until_it_holds(self) -> None:
+        """Return once a step waits, since the gate was closed."""
+        assert self._holds.wait(TIMEOUT), "no step has come to the gate"
 
 
 @dataclass

@@ -22,11 +22,10 @@ from paceline.api.server.service import Service
 from paceline.api.server.settings import ServerSettings
 from paceline.api.server.uvicorn_server import Server, config_of
 from paceline.api.tokenizer import Tokenizer
-from tests.fake_engine import FakeEngine
+from tests.fake_engine import TIMEOUT, FakeEngine, Gate
 from tests.served import TOKENIZER, Script, ids
 
 PATH = "/v1/completions"
-TIMEOUT = 60.0
 ENDLESS = 100_000  # tokens that no test waits for
 
 
@@ -40,6 +39,8 @@ class LocalServer:
     service: Service
     metrics: Metrics
     events: asyncio.AbstractEventLoop
+    gate: Gate  # closed: the engine's next step waits
+    server: Server
 
     @property
     def url(self) -> str:
@@ -47,6 +48,11 @@ class LocalServer:
 
     def client(self, **options: Any) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=TIMEOUT, **options)
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that the server has not given up."""
+        return len(self.server.server_state.connections)
 
     def raw(self) -> socket.socket:
         """A plain connection."""
@@ -71,6 +77,11 @@ def wait_for(condition: Callable[[], Any], seconds: float = TIMEOUT) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.005)
+
+
+def slowly(_: int) -> None:
+    """A step that lets others have the machine."""
+    time.sleep(0.002)
 
 
 def body(**fields: Any) -> dict[str, Any]:
@@ -103,6 +114,34 @@ def answer_on(connection: socket.socket) -> tuple[int, dict[str, Any]]:
     return int(head[9:12]), json.loads(rest) if length else {}
 
 
+def until(connection: socket.socket, mark: bytes) -> bytes:
+    """What comes up to a mark, and perhaps more."""
+    data, deadline = b"", time.monotonic() + TIMEOUT
+    while mark not in data:
+        more = connection.recv(65536)
+        assert more, f"the connection ended after {data[-500:]!r}"
+        assert time.monotonic() < deadline, "only something else comes"
+        data += more
+    return data
+
+
+def rest(connection: socket.socket) -> bytes:
+    """All that still comes, until the server closes the connection."""
+    data, deadline = b"", time.monotonic() + TIMEOUT
+    with connection:
+        while more := connection.recv(65536):
+            data += more
+            assert time.monotonic() < deadline, "it does not end"
+    return data
+
+
+def begun(connection: socket.socket, **fields: Any) -> socket.socket:
+    """Ask for a stream on a plain connection; it is under way when this returns."""
+    connection.sendall(post(body(**{"max_tokens": ENDLESS, **fields}, stream=True)))
+    assert until(connection, b"data: ").startswith(b"HTTP/1.1 200")
+    return connection
+
+
 @contextmanager
 def local_server(
     script: Script | None = None,
@@ -110,6 +149,8 @@ def local_server(
     settings: ServerSettings | None = None,
     max_rows: int | None = None,
     tokenizer: Tokenizer = TOKENIZER,
+    send_buffer: int | None = None,
+    on_step: Callable[[int], object] = lambda _: None,
     **engine: Any,
 ) -> Iterator[LocalServer]:
     """Serve a fake engine.
@@ -119,26 +160,35 @@ def local_server(
         settings: of the server.
         max_rows: what the server takes the engine's rows to be.
         tokenizer: the model's.
+        send_buffer: bytes that the system may hold of what a client does not take; default: megabytes.
+        on_step: called at the beginning of each step, once the gate is open.
         engine: more of `FakeEngine`.
     """
-    fake = FakeEngine(ids("abcdefghij") if script is None else script, **engine)
+    gate = Gate()
+
+    def step(number: int) -> None:
+        gate(number)
+        on_step(number)
+
+    fake = FakeEngine(ids("abcdefghij") if script is None else script, on_step=step, **engine)
     if max_rows is not None:
         fake.config = replace(fake.config, cache=replace(fake.config.cache, max_rows=max_rows))
     llm = LLM.from_engine(fake, tokenizer)
     metrics = Metrics("tiny", num_positions=2, vllm_names=True)
     own = settings or ServerSettings(served_model_name=("tiny",))
     listening = life.bound(replace(own, port=0, uds=None))
+    if send_buffer is not None:  # connections inherit it
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     started: list[LocalServer] = []
     up = threading.Event()
-    servers: list[Server] = []
 
     async def serve() -> None:
         service = Service(llm, own, listener=metrics)
         app = create_app(service, metrics=metrics)
         port, events = listening.getsockname()[1], asyncio.get_running_loop()
-        started.append(LocalServer(port, fake, llm, service, metrics, events))
-        servers.append(Server(config_of(app, own, graceful_s=2), up.set))
-        await servers[0].serve([listening])
+        server = Server(config_of(app, own, graceful_s=2), up.set)
+        started.append(LocalServer(port, fake, llm, service, metrics, events, gate, server))
+        await server.serve([listening])
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
@@ -146,8 +196,9 @@ def local_server(
         assert up.wait(TIMEOUT), "the server did not start"
         yield started[0]
     finally:
-        if servers:
-            servers[0].should_exit = True
+        gate.open()
+        if started:
+            started[0].server.should_exit = True
         thread.join(TIMEOUT)
         listening.close()
         llm.close()

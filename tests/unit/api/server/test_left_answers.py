@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
 
-from tests.local_server import ENDLESS, LocalServer, body, local_server, post, wait_for
+from tests.local_server import (
+    ENDLESS,
+    LocalServer,
+    body,
+    local_server,
+    post,
+    slowly,
+    until,
+    wait_for,
+)
 from tests.unit.api.server.test_metrics import samples
 
 CHAT = "/v1/chat/completions"
@@ -22,10 +30,10 @@ EACH = ("e2e_request_latency_seconds", "request_generation_tokens", "request_pro
 
 
 class Gated:
-    """A server whose engine steps only while its gate is open."""
+    """A server whose engine steps only while its gate is open, and what it counts."""
 
-    def __init__(self, server: LocalServer, gate: threading.Event) -> None:
-        self.server, self.gate = server, gate
+    def __init__(self, server: LocalServer) -> None:
+        self.server = server
 
     def ends(self) -> dict[str, float]:
         """Ended answers by their reason, those of no reason left out; each histogram has as many."""
@@ -38,25 +46,22 @@ class Gated:
 
     def settled(self) -> dict[str, float]:
         """The same, once nothing is open."""
-        self.gate.set()
+        self.server.gate.open()
         self.server.settle()
         return self.server.on_events(self.ends)
 
 
 @pytest.fixture
 def gated() -> Iterator[Gated]:
-    gate = threading.Event()
-    gate.set()
-    with local_server(max_len=10**6, on_step=lambda _: (gate.wait(20), None)[1]) as server:
-        yield Gated(server, gate)
-        gate.set()
+    with local_server(max_len=10**6, on_step=slowly) as server:
+        yield Gated(server)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", list(ASKED))
 def test_before_the_first_token(gated: Gated, path: str, stream: bool) -> None:
     """The request waits for its row, or its prompt is computed; nothing was said yet."""
-    gated.gate.clear()
+    gated.server.gate.close()
     with gated.server.raw() as connection:
         connection.sendall(post({**ASKED[path], "stream": stream}, path))
         wait_for(lambda: gated.server.engine.added)
@@ -93,9 +98,7 @@ def test_after_the_last_token(gated: Gated, stream: bool) -> None:
     """The answer is there, and its reader goes with it."""
     with gated.server.raw() as connection:
         connection.sendall(post(body(max_tokens=5, stream=stream)))
-        seen = b""
-        while b'"finish_reason":"length"' not in seen:
-            seen += connection.recv(4096)
+        until(connection, b'"finish_reason":"length"')
     assert gated.settled() == {"length": 1}
 
 

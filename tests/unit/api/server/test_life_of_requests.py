@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 import threading
-import time
 
 import httpx2
 import pytest
@@ -18,18 +17,18 @@ from tests.fake_engine import FakeEngine
 from tests.local_server import (
     ENDLESS,
     PATH,
+    TIMEOUT,
     LocalServer,
     answer_on,
+    begun,
     body,
     local_server,
     post,
+    slowly,
+    until,
     wait_for,
 )
 from tests.served import TOKENIZER, ids
-
-
-def slowly(_: int) -> None:
-    time.sleep(0.002)
 
 
 @pytest.fixture
@@ -39,23 +38,12 @@ def endless():
         yield server
 
 
-def begun(server: LocalServer, **fields):
-    """A plain connection on which a stream has begun."""
-    connection = server.raw()
-    connection.sendall(post(body(max_tokens=ENDLESS, stream=True, **fields)))
-    data = b""
-    while b"data: " not in data:
-        data += connection.recv(65536)
-    assert data.startswith(b"HTTP/1.1 200")
-    return connection
-
-
 # -- clients that leave ---------------------------------------------------------------------------
 
 
 def test_a_stream_that_is_left_ends_in_the_engine(endless: LocalServer) -> None:
     """A client that closes its connection in the middle of a stream frees its row, once."""
-    connection = begun(endless)
+    connection = begun(endless.raw())
     assert len(endless.engine._open) == 1
     connection.close()
     endless.settle()
@@ -87,7 +75,7 @@ def test_who_closes_the_sending_side_has_left(endless: LocalServer) -> None:
 
 def test_all_samples_of_all_prompts_end_with_their_client(endless: LocalServer) -> None:
     """N samples of several prompts are one client's."""
-    connection = begun(endless, prompt=["the end", "of"], n=3)
+    connection = begun(endless.raw(), prompt=["the end", "of"], n=3)
     wait_for(lambda: len(endless.engine._open) == 6)
     connection.close()
     endless.settle()
@@ -98,12 +86,12 @@ def test_a_client_that_leaves_the_queue_frees_its_place() -> None:
     """Whoever waits and leaves is no longer counted."""
     settings = ServerSettings(max_queued_requests=1)
     with local_server(max_len=10**6, on_step=slowly, max_rows=1, settings=settings) as server:
-        first, second = begun(server), begun(server)
+        first, second = begun(server.raw()), begun(server.raw())
         with server.client() as client:
             assert client.post(PATH, json=body()).status_code == 503
             second.close()
             wait_for(lambda: server.service.admission.num_open == 1)
-            third = begun(server)
+            third = begun(server.raw())
         first.close()
         third.close()
         server.settle()
@@ -116,7 +104,7 @@ def test_a_full_queue_is_told_with_a_time_to_come_back() -> None:
     """Beyond rows and queue there is 503 with Retry-After, in OpenAI's form; it is counted."""
     settings = ServerSettings(max_queued_requests=2)
     with local_server(max_len=10**6, on_step=slowly, max_rows=2, settings=settings) as server:
-        open_ones = [begun(server) for _ in range(4)]
+        open_ones = [begun(server.raw()) for _ in range(4)]
         with server.client() as client:
             load = client.get("/load").json()
             assert (load["num_requests_running"], load["num_requests_waiting"]) == (2, 2)
@@ -150,9 +138,9 @@ def test_more_than_ever_fits_is_a_mistake_not_a_wait() -> None:
 
 def test_waiting_prompt_tokens_have_a_limit_too() -> None:
     """Long prompts fill the queue sooner; one alone is always let in."""
-    gate = threading.Event()
     settings = ServerSettings(max_queued_tokens=10)
-    with local_server(on_step=lambda _: gate.wait(20), settings=settings) as server:
+    with local_server(settings=settings) as server:
+        server.gate.close()
         waiting = server.raw()
         waiting.sendall(post(body(prompt=[5] * 40)))
         wait_for(lambda: server.service.admission.queued_tokens == 40)
@@ -160,7 +148,7 @@ def test_waiting_prompt_tokens_have_a_limit_too() -> None:
             refused = client.post(PATH, json=body())
             assert refused.status_code == 503
             assert "40 prompt tokens wait" in refused.json()["error"]["message"]
-            gate.set()
+            server.gate.open()
             assert answer_on(waiting)[0] == 200
             assert client.post(PATH, json=body()).status_code == 200
         waiting.close()
@@ -173,28 +161,25 @@ def test_waiting_prompt_tokens_have_a_limit_too() -> None:
 
 def test_an_engine_that_dies_is_told_to_all_and_turns_health_red() -> None:
     """Streams end with an error, whole answers with 500, /health with 503; nothing hangs."""
-    gate = threading.Event()
+    dies = threading.Event()
 
-    def die(number: int) -> None:
-        if number == 3:
-            gate.wait(20)
+    def step(number: int) -> None:
+        slowly(number)
+        if dies.is_set():
             msg = "the machine is on fire"
             raise RuntimeError(msg)
 
-    with local_server(max_len=10**6, on_step=die) as server, server.client() as client:
+    with local_server(max_len=10**6, on_step=step) as server, server.client() as client:
         assert client.get("/health").status_code == 200
-        stream = begun(server)
+        stream = begun(server.raw())
         whole = server.raw()
         whole.sendall(post(body(max_tokens=ENDLESS)))
         wait_for(lambda: server.service.admission.num_open == 2)
-        gate.set()
+        dies.set()
         status, told = answer_on(whole)
         assert status == 500
         assert told["error"]["code"] == "engine_stopped"
-        data = b""
-        while b"[DONE]" not in data:
-            data += stream.recv(65536)
-        assert b"the machine is on fire" in data
+        assert b"the machine is on fire" in until(stream, b"[DONE]")
         health = client.get("/health")
         assert health.status_code == 503
         assert "on fire" in health.json()["error"]["message"]
@@ -208,18 +193,18 @@ def test_an_engine_that_dies_is_told_to_all_and_turns_health_red() -> None:
 
 def test_a_step_that_hangs_turns_health_red() -> None:
     """The watchdog looks at work that makes no progress, never at an idle engine."""
-    gate = threading.Event()
     settings = ServerSettings(watchdog_timeout=1.0)
-    with local_server(on_step=lambda _: gate.wait(20), settings=settings) as server:
+    with local_server(settings=settings) as server:
+        server.gate.close()
         with server.client() as client:
             assert client.get("/health").status_code == 200
             connection = server.raw()
             connection.sendall(post(body()))
             wait_for(lambda: client.get("/health").status_code == 503)
             assert "has not ended" in client.get("/health").json()["error"]["message"]
-            gate.set()
+            server.gate.open()
             assert answer_on(connection)[0] == 200
-            assert client.get("/health").status_code == 200
+            wait_for(lambda: client.get("/health").status_code == 200)
         connection.close()
 
 
@@ -228,7 +213,7 @@ def test_a_step_that_hangs_turns_health_red() -> None:
 
 def test_draining_lets_answers_end_and_takes_no_new_ones(endless: LocalServer) -> None:
     """From the first signal on: /ready and new requests 503, open ones go on, then are ended."""
-    stream = begun(endless)
+    stream = begun(endless.raw())
     draining = asyncio.run_coroutine_threadsafe(endless.service.drain(0.5), endless.events)
     wait_for(lambda: endless.service.draining)
     with endless.client() as client:
@@ -238,20 +223,18 @@ def test_draining_lets_answers_end_and_takes_no_new_ones(endless: LocalServer) -
         assert refused.status_code == 503
         assert "shutting down" in refused.json()["error"]["message"]
         assert int(refused.headers["retry-after"]) >= 1
-    data = b""
-    while b"[DONE]" not in data:
-        data += stream.recv(65536)
+    data = until(stream, b"[DONE]")
     assert b"the server ended this answer" in data
     assert b'"code":503' in data
-    assert draining.result(20) is False
+    assert draining.result(TIMEOUT) is False
     stream.close()
     endless.settle()
 
 
 def test_draining_ends_at_once_where_nothing_runs(endless: LocalServer) -> None:
     """An idle server has nothing to wait for."""
-    draining = asyncio.run_coroutine_threadsafe(endless.service.drain(60), endless.events)
-    assert draining.result(5) is True
+    draining = asyncio.run_coroutine_threadsafe(endless.service.drain(10 * TIMEOUT), endless.events)
+    assert draining.result(TIMEOUT) is True
 
 
 # -- streams --------------------------------------------------------------------------------------
@@ -259,32 +242,30 @@ def test_draining_ends_at_once_where_nothing_runs(endless: LocalServer) -> None:
 
 def test_a_silent_stream_gets_comments() -> None:
     """While a request waits for a row its stream is open, and proxies see life."""
-    gate = threading.Event()
     settings = ServerSettings(sse_keep_alive_interval=0.05)
-    with local_server(on_step=lambda _: gate.wait(20), settings=settings) as server:
+    with local_server(settings=settings) as server:
+        server.gate.close()
         connection = server.raw()
         connection.sendall(post(body(stream=True)))
-        data = b""
-        while data.count(b": keep-alive\n\n") < 3:
-            data += connection.recv(65536)
+        data = b"".join(until(connection, b": keep-alive\n\n") for _ in range(3))
         assert data.startswith(b"HTTP/1.1 200")
         assert b"data:" not in data
-        gate.set()
-        while b"[DONE]" not in data:
-            data += connection.recv(65536)
+        server.gate.open()
+        assert b"data:" in until(connection, b"[DONE]")
         connection.close()
 
 
 def test_a_client_that_takes_nothing_slows_nobody_and_is_given_up() -> None:
     """The engine goes on at its pace, memory stays bounded, and after a time the connection is cut."""
     settings = ServerSettings(write_timeout=1.0)
-    with local_server(max_len=10**6, on_step=slowly, settings=settings) as server:
+    small = {"on_step": slowly, "send_buffer": 2**16}
+    with local_server(max_len=10**6, settings=settings, **small) as server:
         slow = socket.socket()
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", server.port))
         fields = body(prompt=["a"] * 8, n=4, max_tokens=ENDLESS, stream=True, logprobs=5)
         slow.sendall(post(fields))
-        wait_for(lambda: len(server.engine._open) == 32)
+        wait_for(lambda: len(server.engine.added) == 32)
         with server.client() as client:
             for _ in range(5):
                 assert client.post(PATH, json=body(max_tokens=30)).status_code == 200

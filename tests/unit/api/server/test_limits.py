@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
-import time
 
 import pytest
 
@@ -12,7 +12,7 @@ from paceline.api.server.keys import Keys
 from paceline.api.server.limits import json_depth
 from paceline.api.server.settings import ServerSettings
 from paceline.core.errors import ConfigError
-from tests.local_server import PATH, LocalServer, answer_on, body, local_server, post
+from tests.local_server import PATH, LocalServer, answer_on, body, local_server, post, wait_for
 
 SETTINGS = ServerSettings(
     served_model_name=("tiny",),
@@ -20,14 +20,19 @@ SETTINGS = ServerSettings(
     max_json_depth=10,
     max_header_bytes=2048,
     max_headers=20,
-    body_timeout=0.4,
-    timeout_keep_alive=0.6,
 )
 
 
 @pytest.fixture(scope="module")
 def server():
     with local_server(settings=SETTINGS) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def hasty():
+    """A server that waits for no body and no headers."""
+    with local_server(settings=ServerSettings(body_timeout=0.4)) as found:
         yield found
 
 
@@ -89,9 +94,9 @@ def test_a_body_in_chunks_within_the_limit_is_read(server: LocalServer) -> None:
     assert sent(server, head, *chunks, b"0\r\n\r\n")[0] == 200
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(server: LocalServer) -> None:
+def test_a_body_that_does_not_come_is_not_waited_for(hasty: LocalServer) -> None:
     """After a time the place is free again: 408, and the connection ends."""
-    with server.raw() as connection:
+    with hasty.raw() as connection:
         connection.sendall(post(body())[:-5])
         assert answer_on(connection)[0] == 408
 
@@ -100,7 +105,8 @@ def test_a_client_that_leaves_within_its_body_is_forgotten(server: LocalServer) 
     """Nothing is answered, nothing is left."""
     with server.raw() as connection:
         connection.sendall(post(body())[:-5])
-    time.sleep(0.05)
+        wait_for(lambda: server.num_connections == 1)
+    wait_for(lambda: server.num_connections == 0)
 
 
 @pytest.mark.parametrize(
@@ -177,16 +183,17 @@ def test_headers_within_the_limits_are_fine(server: LocalServer) -> None:
     assert sent(server, post(fields, long="a" * 1500))[0] == 200
 
 
-def test_headers_that_come_slowly_are_not_waited_for(server: LocalServer) -> None:
+def test_headers_that_come_slowly_are_not_waited_for(hasty: LocalServer) -> None:
     """A byte now and then keeps no connection."""
-    with server.raw() as connection:
+    with hasty.raw() as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost")
         assert answer_on(connection)[0] == 408
 
 
-def test_a_connection_that_says_nothing_is_closed(server: LocalServer) -> None:
+def test_a_connection_that_says_nothing_is_closed() -> None:
     """As one is that has nothing more to say."""
-    with server.raw() as silent, server.raw() as kept:
+    settings = ServerSettings(timeout_keep_alive=2.0)  # enough for what is said below
+    with local_server(settings=settings) as server, server.raw() as kept, server.raw() as silent:
         kept.sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
         assert answer_on(kept)[0] == 200
         assert silent.recv(10) == b""
@@ -349,26 +356,31 @@ def test_a_server_for_no_more_connections_says_so() -> None:
             for connection, status in ((extra, 503), (one, 200), (two, 200), (three, 200)):
                 connection.sendall(ask)
                 assert answer_on(connection)[0] == status
-        time.sleep(0.2)
-        with server.raw() as three:
-            three.sendall(ask)
-            assert answer_on(three)[0] == 200
+
+        def let_in() -> bool:
+            with server.raw() as three:
+                three.sendall(ask)
+                return answer_on(three)[0] == 200
+
+        wait_for(let_in)
 
 
 def test_an_answer_that_nobody_takes_is_let_go() -> None:
     """A whole answer waits in memory for its reader, but not for ever."""
-    settings = ServerSettings(timeout_keep_alive=0.5)
-    with local_server(settings=settings, max_len=10**5) as server, socket.socket() as slow:
+    settings = ServerSettings(timeout_keep_alive=2.0)  # enough for the request to come
+    with (
+        local_server(settings=settings, send_buffer=2**16) as server,
+        socket.socket() as slow,
+    ):
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", server.port))
-        fields = body(prompt=["a"] * 8, n=4, max_tokens=500, logprobs=20)
+        fields = body(prompt=["a"] * 8, n=4, max_tokens=100, logprobs=20)
         slow.sendall(post(fields))
         assert slow.recv(15) == b"HTTP/1.1 200 OK"
-        time.sleep(1.0)
-        slow.settimeout(20)
-        size, head = 0, b""
-        while data := slow.recv(1 << 20):
-            size += len(data)
-            head = (head + data)[:1000]
-        length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        assert size < length, "all of it had been kept"
+        wait_for(lambda: server.num_connections == 0)
+        taken = b""
+        with contextlib.suppress(ConnectionResetError):
+            while data := slow.recv(1 << 20):
+                taken += data
+        length = int(taken.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        assert len(taken) < length, "all of it had been kept"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 from paceline.api.server.settings import ServerSettings
-from tests.local_server import ENDLESS, TIMEOUT, body, local_server
+from tests.local_server import ENDLESS, body, local_server, slowly
 
 
 def test_the_probe_lets_the_engine_make_one_token() -> None:
@@ -24,18 +22,18 @@ def test_the_probe_lets_the_engine_make_one_token() -> None:
 
 def test_an_engine_that_hangs_is_found_out() -> None:
     """While /health, which asks nothing of it, still waits for the watchdog; the token is called off."""
-    gate = threading.Event()
     settings = ServerSettings(served_model_name=("tiny",), health_generate_timeout=0.1)
     with (
-        local_server(settings=settings, on_step=lambda _: gate.wait(TIMEOUT)) as server,
+        local_server(settings=settings) as server,
         server.client() as client,
     ):
+        server.gate.close()
         answer = client.get("/health_generate")
         assert answer.status_code == 503
         assert answer.headers["retry-after"]
         assert "no token within 0.1 s, beside 0 answers" in answer.json()["error"]["message"]
         assert client.get("/health").status_code == 200
-        gate.set()
+        server.gate.open()
         server.settle()
 
 
@@ -43,7 +41,7 @@ def test_a_full_house_and_a_server_that_ends_say_so() -> None:
     """The probe meets what a request would meet."""
     settings = ServerSettings(served_model_name=("tiny",), max_queued_requests=0)
     with (
-        local_server(settings=settings, max_rows=1, max_len=10**6) as server,
+        local_server(settings=settings, max_rows=1, max_len=10**6, on_step=slowly) as server,
         server.client() as client,
     ):
         with client.stream("POST", "/v1/completions", json=body(max_tokens=ENDLESS, stream=True)):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -20,7 +18,8 @@ from paceline.api.server.service import Service
 from paceline.api.server.settings import ServerSettings
 from paceline.core.errors import EngineStoppedError, RequestError
 from paceline.core.request import SamplingParams
-from tests.fake_engine import FakeEngine
+from tests.fake_engine import TIMEOUT, FakeEngine, Gate
+from tests.local_server import slowly
 from tests.served import TOKENIZER, ids
 
 ENDLESS = SamplingParams(max_tokens=100_000)
@@ -28,6 +27,13 @@ ENDLESS = SamplingParams(max_tokens=100_000)
 
 def job(*prompts: str, params: SamplingParams = ENDLESS) -> Job:
     return Job(prompts=[ids(p) for p in prompts or ("the end",)], params=params)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let others go on until something is so."""
+    async with asyncio.timeout(TIMEOUT):
+        while not condition():  # noqa: ASYNC110 (asked of tasks and threads)
+            await asyncio.sleep(0.002)
 
 
 class Heard:
@@ -57,8 +63,7 @@ class Heard:
 
 class Setup:
     def __init__(self, max_rows: int = 16, **settings: Any) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
+        self.gate = Gate()
         self.engine = FakeEngine(ids("abcdefghij"), max_len=10**6, on_step=self._step)
         cache = replace(self.engine.config.cache, max_rows=max_rows)
         self.engine.config = replace(self.engine.config, cache=cache)
@@ -66,30 +71,32 @@ class Setup:
         self.heard = Heard()
         self.settings = ServerSettings(**settings)
 
-    def _step(self, _: int) -> None:
-        self.gate.wait(20)
-        time.sleep(0.002)
+    def _step(self, number: int) -> None:
+        self.gate(number)
+        slowly(number)
+
+    async def hold(self) -> None:
+        """Return once a step waits, which it does until the gate is opened."""
+        self.gate.close()
+        await asyncio.to_thread(self.gate.wait_until_it_holds)
 
     def run(self, test: Callable[[Service], Awaitable[None]]) -> None:
         """Run a test over a service, and look whether anything is left."""
 
         async def main() -> None:
             service = Service(self.llm, self.settings, listener=self.heard)
-            await asyncio.wait_for(test(service), 20)
-            self.gate.set()
+            await asyncio.wait_for(test(service), TIMEOUT)
+            self.gate.open()
             gc.collect()
-            for _ in range(1000):
-                if not self.engine._open:
-                    break
-                await asyncio.sleep(0.005)
-            assert not self.engine._open
+            await until(lambda: not self.engine._open)
             assert service.admission.num_open == service.admission.queued_tokens == 0
-            assert await service.drain(5)
+            assert await service.drain(TIMEOUT)
             assert len(self.engine.aborted) == len(set(self.engine.aborted))
 
         try:
             asyncio.run(main())
         finally:
+            self.gate.open()
             self.llm.close()
 
 
@@ -149,7 +156,7 @@ def test_whoever_leaves_ends_the_answers_once(way: str) -> None:
                         pass
 
                 task = asyncio.create_task(read())
-                await asyncio.sleep(0.05)
+                await until(lambda: setup.heard.firsts == 2)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
@@ -172,11 +179,11 @@ def test_answers_that_are_whole_are_not_left_as_well() -> None:
                 if len(setup.heard.ends) == 3:
                     break
         assert setup.heard.lefts == []
-        setup.gate.clear()  # nothing comes as long as this is so
+        setup.gate.close()  # nothing comes as long as this is so
         async with service.run(job("a", params=SamplingParams(max_tokens=9))):
             pass
         assert setup.heard.lefts == [("abort", 0)]
-        setup.gate.set()
+        setup.gate.open()
         seen = 0
         async with service.run(job("a", "b", params=SamplingParams(max_tokens=100_000))) as stream:
             async for chunk in stream:
@@ -216,16 +223,14 @@ def test_cancelled_while_the_engine_is_busy_nothing_stays() -> None:
     async def test(service: Service) -> None:
         first = await service.run(job())
         await anext(first)
-        setup.gate.clear()
-        await asyncio.sleep(0.02)  # a step waits
+        await setup.hold()
         task = asyncio.create_task(service.run(job())._enter())
-        await asyncio.sleep(0.05)
-        assert service.admission.num_open == 2
+        await until(lambda: service.admission.num_open == 2)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert service.admission.num_open == 1
-        setup.gate.set()
+        setup.gate.open()
         first.close()
 
     setup.run(test)
@@ -275,13 +280,12 @@ def test_draining_ends_what_does_not_end_by_itself() -> None:
     async def test(service: Service) -> None:
         running = await service.run(job())
         await anext(running)
-        setup.gate.clear()
-        await asyncio.sleep(0.02)  # a step waits
+        await setup.hold()
         late = service.run(job())
         entering = asyncio.ensure_future(late._enter())
-        await asyncio.sleep(0.02)
+        await until(lambda: service.admission.num_open == 2)
         assert not await service.drain(0.05)
-        setup.gate.set()
+        setup.gate.open()
         await entering
         for stream in (running, late):
             last = [chunk async for chunk in stream][-1]
@@ -351,18 +355,18 @@ def test_a_report_does_not_wait_for_a_step_that_hangs(monkeypatch: pytest.Monkey
     """/metrics shows the last figures where the engine does not answer."""
     from paceline.api.server import service as module
 
-    monkeypatch.setattr(module, "_REPORT_S", 0.05)
+    monkeypatch.setattr(module, "_REPORT_S", TIMEOUT)
     setup = Setup()
 
     async def test(service: Service) -> None:
         report = await service.report()
         assert report["num_steps"] == 0
         stream = await service.run(job())
-        setup.gate.clear()
-        await asyncio.sleep(0.02)
+        await setup.hold()
+        monkeypatch.setattr(module, "_REPORT_S", 0.05)
         assert await service.report() == report
         assert service.llm.step_seconds > 0
-        setup.gate.set()
+        setup.gate.open()
         stream.close()
 
     setup.run(test)
