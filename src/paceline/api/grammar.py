@@ -8,7 +8,7 @@ A `Constraint` is compiled once and shared; `start` gives each request, and each
 its own. Compiling is bounded in the size of what is given and in the work that it may cause, and keeps
 nothing of the engine's, so it may run in any thread. llguidance is part of the extra `server`.
 
-Not here: what may be asked (grammar_text.py), the state as steps move it (grammar_state.py), how steps use
+Not here: what may be asked (grammar_text.py), what is told of a refusal (grammar_refusals.py), the state as steps move it (grammar_state.py), how steps use
 it (engine/guides.py).
 """
 
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
+from paceline.api.grammar_refusals import refusal
 from paceline.api.grammar_state import MatcherGrammar, Matchers
 from paceline.api.grammar_text import (
     MAX_CHOICES,
@@ -29,7 +30,6 @@ from paceline.api.grammar_text import (
     check_size,
     lark_of_gbnf,
     read_schema,
-    refused,
 )
 from paceline.core.errors import ConfigError, quoted
 from paceline.core.request import Constraint, Grammar
@@ -138,7 +138,8 @@ class Constraints:
         try:
             source = LLMatcher.grammar_from_json_schema(text, overrides=LAYOUTS[whitespace])
         except ValueError as error:
-            raise ConstraintError(refused("JSON schema", str(error), read)) from error
+            told = refusal("JSON schema", str(error), read)
+            raise told from error
         return self._compiled("JSON schema", source, read)
 
     def json_object(self, *, whitespace: Whitespace | None = None) -> Constraint:
@@ -209,11 +210,9 @@ class Constraints:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of a library in Rust is no Exception
-            raise ConstraintError(
-                refused(kind, f"llguidance broke down: {error}", schema)
-            ) from error
+            raise refusal(kind, f"llguidance broke down: {error}", schema) from error
         if matcher.is_error():
-            raise ConstraintError(refused(kind, matcher.get_error(), schema))
+            raise refusal(kind, matcher.get_error(), schema)
         matchers = Matchers(make, matcher)
         compiled = _Compiled(matchers, self.eos_token_ids, self._tokenizer.vocab_size)
         if len(source) > _LONG:

@@ -1,9 +1,9 @@
-"""What a client may ask a constraint to be made of, and what it is told of what may not.
+"""What a client may ask a constraint to be made of, as far as it is checked before llguidance.
 
 Sizes are checked before llguidance sees anything: it follows rules that name rules by recursion, and a long
 text that is forced is tokenized whole.
 
-Not here: compiling (grammar.py).
+Not here: what llguidance itself refuses (grammar_refusals.py), compiling (grammar.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from paceline.core.errors import RequestError, quoted
 
@@ -20,7 +20,6 @@ MAX_TEXT = (
     1 << 14
 )  # characters of a regex, or of a text in a schema or grammar: it may be one forced run
 MAX_CHOICES = 10_000
-MAX_REASON = 600  # characters of a message
 MAX_RULES = 1_000  # llguidance follows rules that name rules by recursion
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _LARGEST = int(sys.float_info.max)
@@ -28,7 +27,16 @@ _EXACT = 1 << 53  # below it every whole number is a float of its own
 
 
 class ConstraintError(RequestError):
-    """A schema, regex or grammar that cannot be served; the message names the keyword or the place."""
+    """A schema, regex or grammar that cannot be served; the message names the keyword or the place.
+
+    Args:
+        message: what was asked, what is possible, what to do.
+        keywords: what a schema is refused for, if it is for keywords; each stands in the message.
+    """
+
+    def __init__(self, message: str, keywords: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.keywords = tuple(keywords)
 
 
 def read_schema(schema: object) -> Mapping[str, object]:
@@ -50,7 +58,7 @@ def read_schema(schema: object) -> Mapping[str, object]:
         msg = (
             "the JSON schema is false, which nothing fits; an object or true is possible; pass one"
         )
-        raise ConstraintError(msg)
+        raise ConstraintError(msg, ["false"])
     if not isinstance(schema, Mapping):
         msg = f"the JSON schema is {quoted(schema)}; an object or true is possible; pass an object"
         raise ConstraintError(msg)
@@ -130,39 +138,3 @@ def lark_of_gbnf(grammar: str) -> str:
     except Exception as error:  # the library raises plain Exception
         msg = f"the grammar is no GBNF: {error}; correct it, or write it in Lark's syntax"
         raise ConstraintError(msg) from error
-
-
-def refused(kind: str, reason: str, schema: Mapping[str, object] | None) -> str:
-    """What to tell of a constraint that llguidance does not take."""
-    reason = reason.partition("<state>")[0].strip()[:MAX_REASON]
-    keys = re.match(r"Unimplemented keys: \[(.*)\]", reason)
-    if keys:
-        names = [name.strip(' "') for name in keys[1].split(",")]
-        places = [
-            f"{name} ({f'at {at}' if (at := _place(schema, name)) else 'in a schema that it refers to'})"
-            for name in names
-        ]
-        return (
-            f"the {kind} uses {', '.join(places)}, which structured output does not serve; "
-            "docs/structured-output.md lists what it does; write it without, or check the answer afterwards"
-        )
-    if "anyOf is empty" in reason and _place(schema, "anyOf") is None:
-        reason = reason.replace("anyOf", "enum")
-    return (
-        f"the {kind} is refused: {reason}; docs/structured-output.md lists what is possible; correct or "
-        "simplify it"
-    )
-
-
-def _place(schema: object, keyword: str, at: str = "#") -> str | None:
-    """Where a keyword stands first in a schema, as a JSON pointer to the schema that holds it."""
-    if isinstance(schema, Mapping):
-        if keyword in schema:
-            return at
-        parts = [(str(key).replace("~", "~0").replace("/", "~1"), v) for key, v in schema.items()]
-    elif isinstance(schema, list):
-        parts = [(str(i), v) for i, v in enumerate(schema)]
-    else:
-        return None
-    found = (_place(value, keyword, f"{at}/{key}") for key, value in parts)
-    return next((place for place in found if place is not None), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -21,6 +22,8 @@ SERVED = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+FILE = Path(__file__).parents[2] / "data" / "json_schemas.jsonl"
+REFUSED = [case for case in map(json.loads, FILE.read_text().splitlines()) if "refused" in case]
 NAMED = {"type": "json_schema", "json_schema": {"name": "thing", "schema": UNSERVED}}
 
 
@@ -124,6 +127,20 @@ def test_a_refused_schema_names_its_keyword(http: httpx2.Client) -> None:
                 [field] = fields
                 renamed = path == "/v1/responses" and field == "response_format"
                 assert error["param"].startswith("text.format" if renamed else field)
+
+
+def test_the_suite_s_refused_schemas_get_400(http: httpx2.Client) -> None:
+    """Each names its keyword and where that stands, and speaks of nothing that is not here."""
+    for case in REFUSED:
+        asked = {"name": "thing", "schema": case["schema"]}
+        form = {"response_format": {"type": "json_schema", "json_schema": asked}}
+        for fields in (form, {"structured_outputs": {"json": case["schema"]}}):
+            error = refusal(http, fields)
+            assert (error["type"], error["code"]) == ("invalid_request_error", 400)
+            assert case["refused"] in error["message"]
+            assert "coerce_one_of" not in error["message"]
+            assert error["param"].startswith(*fields)
+    assert len(REFUSED) == 20
 
 
 JSON = {

@@ -31,8 +31,37 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         r"if \(at #/properties/a~1b\)",
     ),
     "two keywords": ("json_schema", {"contains": {}, "minContains": 2}, "contains.*minContains"),
-    "oneOf": ("json_schema", {"oneOf": [{"minimum": 3}, {"type": "integer"}]}, "oneOf"),
-    "format": ("json_schema", {"type": "string", "format": "iri"}, "iri"),
+    "oneOf": (
+        "json_schema",
+        {"items": {"oneOf": [{"minimum": 3}, {"type": "integer"}]}},
+        r"oneOf \(at #/items\).* or write anyOf$",
+    ),
+    "a property's name is no keyword": (
+        "json_schema",
+        {"properties": {"not": {"not": {}}}, "enum": [{"not": 1}]},
+        r"not \(at #/properties/not\),",
+    ),
+    "more than once": (
+        "json_schema",
+        {"allOf": [{"not": {"type": "string"}}, {"not": {"type": "array"}}]},
+        r"not \(at #/allOf/0, and 1 more\)",
+    ),
+    "format": ("json_schema", {"items": {"format": "iri"}}, r"format \(at #/items\).*iri"),
+    "false among others": (
+        "json_schema",
+        {"anyOf": [{"allOf": [{}, {"$ref": "#/$defs/a~1b"}]}], "$defs": {"a/b": False}},
+        r"\$ref \(at #/\$defs/a~1b\): that schema is false",
+    ),
+    "counts of properties": (
+        "json_schema",
+        {"properties": {"a": {}}, "minProperties": 1},
+        r"minProperties \(at #\)",
+    ),
+    "a dialect": (
+        "json_schema",
+        {"$schema": "http://example.org/own", "type": "string"},
+        r"\$schema \(at #\): http://example.org/own is another document",
+    ),
     "nothing fits": ("json_schema", {"type": "integer", "minimum": 4, "maximum": 3}, "minimum"),
     "false": ("json_schema", False, "false, which nothing fits"),
     "too many ways to go on": (
@@ -50,7 +79,11 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
     "no JSON": ("json_schema", '{"type": ', "no JSON"),
     "no JSON values": ("json_schema", {"const": {1, 2}}, "JSON values"),
     "NaN": ("json_schema", {"const": float("nan")}, "JSON values"),
-    "a remote schema": ("json_schema", {"$ref": "http://example.org/x.json"}, "example.org"),
+    "a remote schema": (
+        "json_schema",
+        {"$ref": "http://example.org/x.json"},
+        r"\$ref \(at #\): http://example.org",
+    ),
     "look-around": ("regex", "a(?=b)", "look-ahead"),
     "open group": ("regex", "(a", "unclosed group"),
     "no string": ("regex", 5, "a string"),
