@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from paceline.api.server.errors import api_error, bad
 from paceline.api.server.reasoning import ThinkForm, Thinking
-from paceline.api.server.structured import constraint_of, whitespace_of
+from paceline.api.server.structured import constraint_of, schema_of, whitespace_of
 from paceline.api.server.tool_grammar import (
     CallGrammar,
     Signature,
@@ -110,8 +110,10 @@ def _form_rule(body: SamplingFields, whitespace: Whitespace) -> str:
     """Symbols for the structured answer that `constraint_of` compiled."""
     form, outputs = body.response_format, body.structured_outputs
     if form is not None and form.type != "text":
-        schema = None if form.json_schema is None else form.json_schema.schema_
-        return json_rule({"type": "object"} if schema is None else schema, whitespace)
+        schema = schema_of(form)
+        if schema is None or (form.type == "json_object" and not schema):
+            schema = {"type": "object"}
+        return json_rule(schema, whitespace)
     assert outputs is not None, "there is a structured answer"
     if outputs.json_ is not None:
         given = outputs.json_

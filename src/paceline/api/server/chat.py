@@ -19,7 +19,7 @@ from paceline.api.server.job import Job
 from paceline.api.server.logprobs import TokenNames, chat_logprobs
 from paceline.api.server.pieces import Piece, chat_delta, chat_message, has_calls
 from paceline.api.server.plan import PLAIN, Parser, Plan, Planner
-from paceline.api.server.protocol import check_fields
+from paceline.api.server.protocol_refused import check_fields
 from paceline.api.server.sampling import check_stream, params_of, scope_of, token_limit, truncated
 from paceline.api.server.sources import check_trees, page_fields, sources_of
 from paceline.core.errors import RequestError

@@ -18,7 +18,7 @@ from paceline.api.server.job import Job
 from paceline.api.server.logprobs import Offsets, TokenNames, completion_logprobs
 from paceline.api.server.prompt_list import prompts_of
 from paceline.api.server.prompt_only import chunk_without_answer, without_answer
-from paceline.api.server.protocol import check_fields
+from paceline.api.server.protocol_refused import check_fields
 from paceline.api.server.sampling import check_stream, params_of, scope_of, token_limit, truncated
 from paceline.api.server.sources import check_trees, page_fields, sources_of
 from paceline.api.server.structured import constraint_of
@@ -142,6 +142,12 @@ def _refuse(body: CompletionRequest) -> None:
     if body.max_tokens == 0 and not body.echo:
         msg = "max_tokens 0 leaves nothing to answer; ask for 1 or more, or for the prompt with `echo`"
         raise bad(msg, "max_tokens")
+    if body.max_tokens == 0 and body.min_tokens:
+        msg = (
+            f"min_tokens {body.min_tokens} is above max_tokens 0; at most as many are possible; lower it, "
+            "or raise max_tokens"
+        )
+        raise bad(msg, "min_tokens")
     if body.best_of is not None and body.best_of != (body.n or 1):
         msg = (
             f"best_of {quoted(body.best_of)} differs from n {body.n or 1}; every sample that is made "

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema, model_validator
 
+from paceline.api.server.protocol import renamed
 from paceline.api.server.protocol_sampling import SamplingFields
 from paceline.core.sampling_rules import MAX_TOP_LOGPROBS
 
@@ -20,6 +21,8 @@ PROMPT_SCHEMA = {
         {"type": "array", "items": _IDS, "minItems": 1},
     ]
 }
+# Chat's name of a field; load generators send both to either path.
+CHATS_NAMES = {"max_completion_tokens": "max_tokens"}
 Prompts = Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
 
 
@@ -33,3 +36,8 @@ class CompletionRequest(SamplingFields):
     suffix: str | None = None
     best_of: int | None = Field(None, ge=1)
     add_special_tokens: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _chats_names(cls, data: object) -> object:
+        return renamed(data, CHATS_NAMES)

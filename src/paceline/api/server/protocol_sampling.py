@@ -24,11 +24,14 @@ from paceline.api.server.protocol import (
 )
 from paceline.core.sampling_rules import MAX_SAMPLES, MAX_STOPS
 
-# What SGLang and llama.cpp call these fields.
+# What SGLang, llama.cpp and others call these fields.
 ALIASES: Mapping[str, str] = {
     "no_stop_trim": "include_stop_str_in_output",
     "rid": "request_id",
     "n_predict": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_sequences": "stop",
     "repeat_penalty": "repetition_penalty",
     "regex": "structured_outputs.regex",
     "ebnf": "structured_outputs.grammar",

@@ -17,8 +17,9 @@ from paceline.api.server import chat
 from paceline.api.server.accounting import figures_of
 from paceline.api.server.errors import ApiError
 from paceline.api.server.plan import PLAIN, Planner
-from paceline.api.server.protocol import ResponseFormat, check_fields
+from paceline.api.server.protocol import ResponseFormat
 from paceline.api.server.protocol_chat import ChatRequest
+from paceline.api.server.protocol_refused import check_fields
 from paceline.api.server.protocol_sampling import SamplingFields
 from paceline.api.server.responses_checks import LOGPROBS, check_refused
 from paceline.api.server.responses_input import Item, items_of, messages_of
@@ -36,6 +37,7 @@ _RENAMED = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "response_format.schema": "text.format.schema",
     "response_format.json_schema.schema": "text.format.schema",
     "reasoning_effort": "reasoning.effort",
 }
@@ -143,8 +145,7 @@ def _format(form: ResponseTextFormat | None) -> Any:
     """`text.format` as chat's `response_format`."""
     if form is None:
         return None
-    schema = {"json_schema": form} if form.type == "json_schema" else {}
-    return ResponseFormat.model_validate({"type": form.type, **schema})
+    return ResponseFormat.model_validate({"type": form.type, "schema": form.schema_})
 
 
 def response_of(

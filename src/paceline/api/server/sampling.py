@@ -122,8 +122,8 @@ def token_limit(
     if left < 1:
         msg = (
             f"the model's maximum context length is {context.max_len} tokens, and the prompt has "
-            f"{longest}; at least one must be left for the answer; shorten the prompt, or let "
-            "truncate_prompt_tokens do it"
+            f"{longest}; at least one must be left for the answer, which has one in the making also where "
+            "max_tokens 0 shows none; shorten the prompt, or let truncate_prompt_tokens do it"
         )
         raise bad(msg, "messages" if default is None else "prompt", code=TOO_LONG)
     if asked is None:
@@ -257,6 +257,12 @@ def _most_drafts(asked: Speculative, context: Context) -> int | None:
         )
         raise bad(msg, "speculative.method")
     off = asked.enabled is False or asked.method == NO_DRAFTER
+    if asked.enabled and asked.method == NO_DRAFTER:
+        msg = (
+            "speculative is enabled, with the method 'none', which is none; one of the two is possible; "
+            "leave one out"
+        )
+        raise bad(msg, "speculative.method")
     if not off and loaded == NO_DRAFTER and (asked.enabled or asked.num_speculative_tokens):
         msg = (
             "speculative: this server has no drafter loaded; `enabled: false` is possible; leave it "

@@ -277,14 +277,18 @@ class Service:
             return str(self.llm.stopped)
         seconds = self.llm.step_seconds
         if seconds > self.settings.watchdog_timeout:
-            return f"the engine's step has taken {seconds:.0f} s and has not ended"
+            return (
+                f"the engine's step has taken {seconds:.0f} s and has not ended; "
+                f"{self.settings.watchdog_timeout:g} s are expected at most; ask another replica, and "
+                "restart this one if it stays so, or give steps more time with --watchdog-timeout"
+            )
         return None
 
     @property
     def unready(self) -> str | None:
         """Why requests should go elsewhere; None: they are welcome."""
         if self.draining:
-            return "the server is shutting down"
+            return "the server is shutting down and takes no more requests; ask another replica"
         return self.unhealthy
 
     # -- figures ------------------------------------------------------------------------------

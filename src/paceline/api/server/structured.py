@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.api.server.errors import api_error, bad
 from paceline.core.errors import PacelineError
@@ -30,6 +30,8 @@ def constraint_of(body: SamplingFields, compiler: Compiler | None) -> Constraint
     form, outputs = body.response_format, body.structured_outputs
     asked = [name for name, _ in _asked(outputs)] if outputs is not None else []
     by_form = form is not None and form.type != "text"
+    if form is not None:
+        schema_of(form)  # says what is wrong with it
     if len(asked) + by_form > 1:
         named = ["response_format"] * by_form + [f"structured_outputs.{name}" for name in asked]
         msg = f"{' and '.join(named)} constrain one answer; one of them is possible; choose one"
@@ -79,10 +81,33 @@ def _check_outputs(outputs: StructuredOutputs, asked: list[str], *, by_form: boo
         raise bad(msg, "structured_outputs.disable_any_whitespace")
 
 
+def schema_of(form: ResponseFormat) -> dict[str, Any] | bool | None:
+    """The schema of a `response_format`, wherever it stands; None: any object.
+
+    Raises:
+        ApiError: 400; it has two, or a type that has none.
+    """
+    schema, inner = form.schema_, None if form.json_schema is None else form.json_schema.schema_
+    if inner is not None and (form.type != "json_schema" or schema not in (None, inner)):
+        msg = (
+            f"response_format of type {form.type} has json_schema.schema"
+            f"{' and another schema' if form.type == 'json_schema' else ''}; one schema is possible, with "
+            "the type json_schema; choose one, and that type"
+        )
+        raise bad(msg, "response_format.json_schema.schema")
+    if schema is not None and form.type == "text":
+        msg = (
+            "response_format of type text has a schema; the types json_schema and json_object may have "
+            "one; leave it out, or change the type"
+        )
+        raise bad(msg, "response_format.schema")
+    return inner if schema is None else schema
+
+
 def _of_form(form: ResponseFormat, compiler: Compiler, whitespace: Whitespace) -> Constraint:
-    if form.type == "json_object":
+    schema = schema_of(form)
+    if form.type == "json_object" and not schema and schema is not False:
         return compiler.json_object(whitespace=whitespace)
-    schema = None if form.json_schema is None else form.json_schema.schema_
     if schema is None:
         msg = (
             "response_format of type json_schema has no schema; json_schema.schema is possible; "

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.api.server.conversation import prompt_of
 from paceline.api.server.errors import api_error, bad
 from paceline.api.server.plan import PLAIN, Planner
-from paceline.api.server.protocol import check_fields
 from paceline.api.server.protocol_chat import ChatRequest
+from paceline.api.server.protocol_refused import check_fields
 from paceline.api.server.sampling import check_ids
 from paceline.core.errors import RequestError
 

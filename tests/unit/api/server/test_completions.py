@@ -203,6 +203,8 @@ def test_nothing_but_the_echo(logprobs: int | None) -> None:
             assert flat(s["token_logprobs"] for s in streams) == told["token_logprobs"]
     error = refusal(completion_call, found, max_tokens=0)
     assert (error.status, error.param) == (400, "max_tokens")
+    error = refusal(completion_call, found, max_tokens=0, echo=True, min_tokens=1)
+    assert (error.status, error.param) == (400, "min_tokens")
 
 
 def test_who_wants_no_echo_has_no_prompt_scored() -> None:

@@ -201,7 +201,9 @@ def test_a_step_that_hangs_turns_health_red() -> None:
             connection = server.raw()
             connection.sendall(post(body()))
             wait_for(lambda: client.get("/health").status_code == 503)
-            assert "has not ended" in client.get("/health").json()["error"]["message"]
+            told = client.get("/health").json()["error"]["message"]
+            for part in ("has not ended", "1 s are expected at most", "--watchdog-timeout"):
+                assert part in told
             server.gate.open()
             assert answer_on(connection)[0] == 200
             wait_for(lambda: client.get("/health").status_code == 200)
@@ -217,7 +219,9 @@ def test_draining_lets_answers_end_and_takes_no_new_ones(endless: LocalServer) -
     draining = asyncio.run_coroutine_threadsafe(endless.service.drain(0.5), endless.events)
     wait_for(lambda: endless.service.draining)
     with endless.client() as client:
-        assert client.get("/ready").status_code == 503
+        ready = client.get("/ready")
+        assert ready.status_code == 503
+        assert "takes no more requests; ask another" in ready.json()["error"]["message"]
         assert client.get("/health").status_code == 200
         refused = client.post(PATH, json=body())
         assert refused.status_code == 503

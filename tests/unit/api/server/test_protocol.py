@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from paceline.api.server.bodies import body_schema, parsed, understand
-from paceline.api.server.protocol import REFUSED, check_fields
 from paceline.api.server.protocol_chat import ChatRequest
 from paceline.api.server.protocol_completions import CompletionRequest
+from paceline.api.server.protocol_refused import REFUSED, check_fields
 from paceline.api.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
 from tests.broken_bodies import NO_OBJECT, NO_VALUE
 from tests.served import context, refusal
@@ -134,8 +134,10 @@ def test_what_cannot_be_honoured_is_refused(field) -> None:
     neutral, _ = REFUSED[field]
     for value in (None, *neutral):
         check_fields(chat(**{field: value}), strict=True)
-    error = refusal(check_fields, chat(**{field: "\x00 nothing neutral"}), strict=False)
-    assert (error.status, error.param) == (400, field)
+    numbers = [bool(value) for value in neutral if type(value) is int and value in {0, 1}]
+    for value in ("\x00 nothing neutral", *numbers):  # `true` is no 1, and `false` no 0
+        error = refusal(check_fields, chat(**{field: value}), strict=False)
+        assert (error.status, error.param) == (400, field)
 
 
 def test_other_servers_names_mean_the_same() -> None:
@@ -145,6 +147,8 @@ def test_other_servers_names_mean_the_same() -> None:
         repeat_penalty=1.5,
         no_stop_trim=True,
         rid="r",
+        min_new_tokens=2,
+        stop_sequences=["x"],
         regex="a+",
         **{"speculative.n_max": 3},
     )
@@ -152,6 +156,8 @@ def test_other_servers_names_mean_the_same() -> None:
     assert body.repetition_penalty == 1.5
     assert body.include_stop_str_in_output
     assert body.request_id == "r"
+    assert (body.min_tokens, body.stop) == (2, ["x"])
+    assert chat(max_new_tokens=7, max_tokens=None).max_tokens == 7
     assert body.structured_outputs.regex == "a+"
     assert body.speculative.num_speculative_tokens == 3
     assert chat(n_predict=-1).max_tokens is None  # llama.cpp: no limit
@@ -162,6 +168,7 @@ def test_other_servers_names_mean_the_same() -> None:
     "fields",
     [
         b'"n_predict": 7, "max_tokens": 8',
+        b'"n_predict": 1, "max_tokens": true',
         b'"ebnf": "a", "grammar": "b"',
         b'"regex": "a", "structured_outputs": 5',
         b'"regex": "a", "structured_outputs": [5]',

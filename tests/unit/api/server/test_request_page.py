@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.api.server.protocol import REFUSED
 from paceline.api.server.protocol_chat import ChatRequest
 from paceline.api.server.protocol_completions import CompletionRequest
+from paceline.api.server.protocol_refused import ELSEWHERE, REFUSED
 from paceline.api.server.protocol_responses import ResponsesRequest
 from paceline.api.server.protocol_sampling import ALIASES
 from paceline.api.server.protocol_tokens import DetokenizeRequest, TokenizeRequest
@@ -28,10 +28,17 @@ def test_every_field_is_documented(model) -> None:
 def test_every_refusal_and_alias_is_documented() -> None:
     """Who moves from another server looks here first; what is no longer refused must go."""
     text = PAGE.read_text(encoding="utf-8")
-    section = text[text.index("## Other servers' names") : text.index("## Answers")]
+    section = text[text.index("## Other servers' names") : text.index("## Other paths' fields")]
     aliases, refused = section.split("Refused with 400")
     assert set(re.findall(r"`([\w.]+)`", aliases)) == set(ALIASES)
     assert set(re.findall(r"`([\w.]+)`", refused)) == set(REFUSED)
+
+
+def test_what_asks_for_nothing_is_documented() -> None:
+    """Of each field that other paths may be sent."""
+    text = PAGE.read_text(encoding="utf-8").partition("## Other paths' fields")[2]
+    rows = re.findall(r"^\| (`.*?) \|", text.partition("## Answers")[0], re.MULTILINE)
+    assert set(ELSEWHERE) <= set(re.findall(r"`(\w+)`", " ".join(rows)))
 
 
 @pytest.mark.parametrize(

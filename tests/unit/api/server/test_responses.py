@@ -222,6 +222,10 @@ def test_formats_of_the_text_constrain_the_answer() -> None:
         assert read(context, planner, text={"format": {"type": "text"}}).job.constraint is None
         json = read(context, planner, text={"format": {"type": "json_object"}})
         assert json.job.constraint is not None
+        own = read(context, planner, text={"format": {"type": "json_object", "schema": schema}})
+        assert own.job.constraint is not None
+        state = own.job.constraint.start()
+        assert not all(state.advance(i) for i in tokenizer.encode('{"b": 1}'))
         forced = read(
             context,
             planner,
@@ -230,6 +234,13 @@ def test_formats_of_the_text_constrain_the_answer() -> None:
             parallel_tool_calls=False,
         )
         assert forced.job.constraint is not None
+        for more, place in (
+            ({"type": "text", "schema": schema}, "text.format.schema"),
+            ({"type": "json_schema"}, "text.format.schema"),
+            ({"type": "json_object", "json_schema": form}, "text.format.json_schema"),
+        ):
+            error = refusal(read, context, planner, text={"format": more})
+            assert (error.status, error.param) == (400, place)
         bad = {"type": "json_schema", "name": "a", "schema": {"type": "object", "if": {}}}
         error = refusal(read, context, planner, text={"format": bad})
         assert (error.status, error.param) == (400, "text.format")

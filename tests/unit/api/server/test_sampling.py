@@ -84,6 +84,7 @@ def test_nothing_said_means_the_defaults() -> None:
             {"enabled": False, "num_speculative_tokens": 2},
             "speculative.num_speculative_tokens",
         ),
+        ("speculative", {"enabled": True, "method": "none"}, "speculative.method"),
         ("suffix", "x", None),
         ("stream_options", {"include_usage": True}, None),
         ("best_of", 2, None),

@@ -251,7 +251,9 @@ def test_refusals_are_told_before_the_engine_is_asked() -> None:
         service.stop_admitting()
         with pytest.raises(DrainingError):
             await service.run(job())
-        assert service.unready == "the server is shutting down"
+        assert service.unready == (
+            "the server is shutting down and takes no more requests; ask another replica"
+        )
         assert service.unhealthy is None
         first.close()
         service.admission.draining = False

@@ -41,6 +41,26 @@ SCHEMA = {"type": "object"}
     "fields,asked",
     [
         ({"response_format": {"type": "json_object"}}, ("json_object", None)),
+        ({"response_format": {"type": "json_object", "schema": {}}}, ("json_object", None)),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMA}},
+            ("json_schema", SCHEMA),
+        ),
+        (
+            {"response_format": {"type": "json_schema", "schema": SCHEMA, "name": "a"}},
+            ("json_schema", SCHEMA),
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "schema": SCHEMA,
+                    "json_schema": {"schema": SCHEMA, "name": "a", "strict": False},
+                }
+            },
+            ("json_schema", SCHEMA),
+        ),
+        ({"structured_outputs": {"json": SCHEMA, "strict": False}}, ("json_schema", SCHEMA)),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
             ("json_schema", SCHEMA),
@@ -134,6 +154,31 @@ def test_text_is_no_constraint(fields) -> None:
             "structured_outputs.regex",
         ),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        *(
+            (
+                {"response_format": {"type": kind, "json_schema": {"schema": SCHEMA}}},
+                "response_format.json_schema.schema",
+            )
+            for kind in ("text", "json_object")
+        ),
+        ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format.schema"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "schema": {},
+                    "json_schema": {"schema": SCHEMA},
+                }
+            },
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "json_object", "value": SCHEMA}}, "response_format.value"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {**SCHEMA, "schema": {}}}},
+            "response_format.json_schema.type",
+        ),
+        ({"structured_outputs": {"regex": "a", "backend": "x"}}, "structured_outputs.backend"),
+        ({"structured_outputs": {"json": SCHEMA, "strict": True}}, "structured_outputs.strict"),
         ({"structured_outputs": {"regex": "bad"}}, "structured_outputs.regex"),
         ({"structured_outputs": {"json": "bad"}}, "structured_outputs.json"),
         (

@@ -285,6 +285,10 @@ class TestConstraints:
             both, '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>'
         )
         assert not self.allowed(both, "So")
+        number = {"type": "object", "properties": {"a": {"type": "number"}}}
+        other = plan(self.planner, response_format={"type": "json_object", "schema": number})
+        assert self.allowed(other, '<think>Hm</think>\n{"a": 1}')
+        assert not self.allowed(other, '<think>Hm</think>\n{"a": "b"}')
         texts = plan(self.planner, structured_outputs={"json": '{"type": "array"}'})
         assert self.allowed(texts, "<think></think>[1]")
 
