@@ -1,6 +1,7 @@
-"""`python -m tests.fake_server PORT_FILE [die_at=N] [setting=value ...]`: the server's process over a fake engine.
+"""`python -m tests.fake_server PORT_FILE [die_at=N] [last_words=S] [setting=value ...]`: the server's process over a fake engine.
 
-Steps take 5 ms and answers have no end, so that a signal finds work. At step N the engine dies.
+Steps take 5 ms and answers have no end, so that a signal finds work. At step N the engine dies. After a
+second signal answers have S seconds to end.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import yaml
 
 from paceline.api.llm import LLM
-from paceline.api.server import life
+from paceline.api.server import life, port_file
 from paceline.api.server.app import create_app
 from paceline.api.server.metrics import Metrics
 from paceline.api.server.service import Service
@@ -23,10 +24,11 @@ from tests.fake_engine import FakeEngine
 from tests.served import TOKENIZER, ids
 
 
-def main(port_file: str, *words: str) -> int:
+def main(written: str, *words: str) -> int:
     logging.basicConfig(level=logging.INFO)
     given: dict[str, Any] = {k: yaml.safe_load(v) for k, v in (w.split("=", 1) for w in words)}
     die_at = given.pop("die_at", 0)
+    life.LAST_WORDS_S = given.pop("last_words", life.LAST_WORDS_S)  # type: ignore[misc]
 
     def step(number: int) -> None:
         time.sleep(0.005)
@@ -44,9 +46,9 @@ def main(port_file: str, *words: str) -> int:
 
         def ready() -> None:
             if settings.uds is None:
-                life.write_port(port_file, listening)
+                port_file.write(written, life.port_of(listening))
             else:
-                Path(port_file).write_text("0\n")
+                Path(written).write_text("0\n")
 
         code = life.Life(app, service, listening, ready=ready).run()
     print("rows", len(engine._open), flush=True)  # noqa: T201 (a test reads it)

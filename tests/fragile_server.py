@@ -2,6 +2,7 @@
 
 The file is named by FRAGILE_SERVER: a number, and it does nothing once it has made so many steps; `die`, and the step
 fails; no file, and it goes on. So a test finds the engine in the middle of its work, however busy the machine is.
+For the same reason the server has more patience, while it ends, for answers to come to theirs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+from paceline.api.server import life
 from paceline.cli import main
 from paceline.engine.engine import Engine
 
@@ -39,5 +41,7 @@ def fragile(self: Engine) -> object:
 
 
 if __name__ == "__main__":
+    life.LAST_WORDS_S = 5.0  # type: ignore[misc]
+    life._GRACE_S = 60.0
     Engine.step = fragile  # type: ignore[method-assign, assignment]
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""A real server: `paceline serve` in a process of its own, on a free port."""
+"""A server in a process of its own, on a free port: `paceline serve`, or another program that serves."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.local_server import wait_for
+
 ROOT = Path(__file__).resolve().parents[1]
 START_S = 180.0  # importing PyTorch takes seconds, on a busy machine many
-END_S = 60.0
+LIMIT_S = 120.0  # nothing else takes a tenth of it
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,37 @@ class ServerProcess:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
-    def connected(self, timeout: float = 60.0) -> socket.socket:
+    def connected(self, timeout: float = LIMIT_S) -> socket.socket:
         """A plain connection."""
         found = socket.create_connection(("127.0.0.1", self.port), timeout)
         self.connections.append(found)
         return found
 
+    def send_signal(self, number: int = signal.SIGTERM) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def refuses(self) -> bool:
+        """Whether nobody listens any more."""
+        try:
+            socket.create_connection(("127.0.0.1", self.port), LIMIT_S).close()
+        except OSError:
+            return True
+        return False
+
+    def wait_to_say(self, text: str) -> None:
+        """Wait until a text stands in the log."""
+        wait_for(lambda: text in self.log.read_text(encoding="utf-8"), LIMIT_S)
+
+    def ended(self) -> tuple[int, str]:
+        """Exit code and log, once it has ended."""
+        code = self.process.wait(LIMIT_S)
+        return code, self.log.read_text(encoding="utf-8")
+
     def stop(self) -> int:
         """Ask it to end; its exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(END_S)
+        self.send_signal()
+        return self.process.wait(LIMIT_S)
 
 
 @contextmanager
@@ -74,13 +97,33 @@ def running(
         module: the program, which takes the same words.
         environment: further variables.
     """
-    port, log = folder / "port", folder / "log"
-    command = [sys.executable, "-m", module, "serve", str(model), "--threads", "1"]
-    command += ["--port", "0", "--port-file", str(port), *flags]
+    port = folder / "port"
+    words = [module, "serve", str(model), "--threads", "1"]
+    words += ["--port", "0", "--port-file", str(port), *flags]
+    with serving(words, port, folder / "log", **environment) as found:
+        yield found
+
+
+@contextmanager
+def serving(
+    words: Sequence[str], port: Path, log: Path, **environment: str
+) -> Iterator[ServerProcess]:
+    """Run a program that serves, until the context ends.
+
+    Args:
+        words: its module and what that is told.
+        port: the file into which it writes its port.
+        log: gets all that it says.
+        environment: further variables.
+    """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_SERVE")}
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, stdout=out, stderr=out, env=inherited | environment, cwd=ROOT
+            [sys.executable, "-m", *words],
+            stdout=out,
+            stderr=out,
+            env=inherited | environment,
+            cwd=ROOT,
         )
     connections: list[socket.socket] = []
     try:
@@ -98,7 +141,7 @@ def running(
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(END_S)
+                process.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

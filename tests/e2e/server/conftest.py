@@ -58,9 +58,10 @@ def plain_server(
 
 @pytest.fixture(scope="session")
 def endless(long_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose answers need not end before a test does; it may hold thousands of connections."""
+    """Its answers need not end before a test does; it may hold thousands of connections, which may idle."""
     folder = tmp_path_factory.mktemp("endless")
     flags = ("--spec", "suffix", "--no-adaptive", "--drain-timeout", "0", *FLAGS)
+    flags += ("--timeout-keep-alive", "3600")
     with many_files(), running(long_model, folder, *flags) as found:
         yield found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,26 +13,15 @@ from typing import Any
 import httpx2
 
 from paceline.core.device import resident_memory
-from tests.local_server import PATH, answer_on, body, post, wait_for
-from tests.server_process import ServerProcess, running
+from tests.local_server import PATH, answer_on, begun, body, post, wait_for
+from tests.server_process import LIMIT_S, ServerProcess, running
 
-LIMIT_S = 120.0  # nothing here takes a tenth of it
 ENDLESS = {"max_tokens": 60_000, "ignore_eos": True}  # minutes
-
-
-def begun(server: ServerProcess, **fields: Any) -> socket.socket:
-    """A stream that has a row."""
-    connection = admitted(server, **fields)
-    deadline = time.monotonic() + LIMIT_S
-    while b"data: " not in (data := connection.recv(65536)):
-        assert data, "it ended"
-        assert time.monotonic() < deadline, "only comments come"
-    return connection
 
 
 def admitted(server: ServerProcess, **fields: Any) -> socket.socket:
     """A stream that was let in."""
-    connection = server.connected(LIMIT_S)
+    connection = server.connected()
     connection.sendall(post(body(**{**ENDLESS, **fields}, stream=True)))
     assert connection.recv(15) == b"HTTP/1.1 200 OK"
     return connection
@@ -66,8 +54,8 @@ def test_clients_that_leave_free_rows_and_pages(endless: ServerProcess) -> None:
     """Streams, whole answers and what still waits: none goes on, though each would for minutes."""
     with httpx2.Client(base_url=endless.url, timeout=LIMIT_S) as client:
         for _ in range(2):
-            streams = [begun(endless, n=2) for _ in range(2)]
-            whole = [endless.connected(LIMIT_S) for _ in range(2)]
+            streams = [begun(endless.connected(), **ENDLESS, n=2) for _ in range(2)]
+            whole = [endless.connected() for _ in range(2)]
             for connection in whole:
                 connection.sendall(post(body(**ENDLESS)))
             wait_for(lambda: client.get("/load").json()["num_requests_running"] == 6, LIMIT_S)
@@ -95,7 +83,9 @@ def test_a_client_that_reads_a_byte_a_second_troubles_nobody(endless: ServerProc
             time.sleep(1)
         assert read == b"HTT"
         with httpx2.Client(base_url=endless.url, timeout=LIMIT_S) as client:
-            wait_for(lambda: client.get("/load").json()["server_load"] == 4)  # it is still served
+            wait_for(
+                lambda: client.get("/load").json()["server_load"] == 4, LIMIT_S
+            )  # it is still served
     with httpx2.Client(base_url=endless.url, timeout=LIMIT_S) as client:
         wait_for(lambda: nothing_runs(client), LIMIT_S)
 
@@ -106,7 +96,7 @@ def test_a_thousand_idle_connections_trouble_nobody(endless: ServerProcess) -> N
     before = resident_memory(endless.process.pid)
     kept = []
     for _ in range(1000):
-        kept.append(endless.connected(LIMIT_S))
+        kept.append(endless.connected())
         kept[-1].sendall(b"GET /version HTTP/1.1\r\nhost: x\r\n\r\n")
         assert answer_on(kept[-1])[0] == 200
     assert texts(endless) == alone
@@ -148,15 +138,15 @@ def test_a_server_with_all_its_limits(long_model: Path, tmp_path: Path) -> None:
             assert httpx2.get(f"{server.url}/v1/models").status_code == 401
             assert httpx2.get(f"{server.url}/health").status_code == 200
             for _ in range(2):  # one has the row, one waits
-                stream = server.connected(LIMIT_S)
+                stream = server.connected()
                 stream.sendall(post(body(**ENDLESS, stream=True), authorization="Bearer hush"))
                 assert stream.recv(15) == b"HTTP/1.1 200 OK"
             refused = client.post(PATH, json=body(max_tokens=1))
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, 503)
             assert int(refused.headers["retry-after"]) >= 1
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(LIMIT_S) == 0
-        log = server.log.read_text()
+        server.send_signal()
+        code, log = server.ended()
+    assert code == 0, log
     (line,) = [line for line in log.splitlines() if "differs from the defaults" in line]
     told = json.loads(line[line.index("{") :])
     assert told["max_queued_requests"] == 1

@@ -5,11 +5,10 @@ from __future__ import annotations
 import resource
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
@@ -18,136 +17,77 @@ import pytest
 from paceline.api.server import life
 from paceline.api.server.settings import ServerSettings
 from paceline.core.errors import ConfigError
-from tests.local_server import ENDLESS, PATH, answer_on, body, post, wait_for
+from tests.local_server import ENDLESS, PATH, answer_on, begun, body, post, rest, wait_for
+from tests.server_process import LIMIT_S, ServerProcess, serving
 
-ROOT = Path(__file__).resolve().parents[3]
-START_S = 90.0
-END_S = 50.0
-
-
-@dataclass
-class Process:
-    port: int
-    process: subprocess.Popen[str]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def begun(self) -> socket.socket:
-        """A stream under way."""
-        connection = socket.create_connection(("127.0.0.1", self.port), END_S)
-        connection.sendall(post(body(max_tokens=ENDLESS, stream=True)))
-        while b"data: " not in (data := connection.recv(65536)):
-            assert data, "it ended"
-        return connection
-
-    def ended(self) -> tuple[int, str]:
-        """Exit code, and what was written."""
-        out, _ = self.process.communicate(timeout=END_S)
-        return self.process.returncode, out
+HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    made: list[subprocess.Popen[str]] = []
+def start(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """Starts a server with these settings."""
+    with ExitStack() as made:
 
-    def begin(**settings: object) -> Process:
-        port = tmp_path / f"port{len(made)}"
-        words = [f"{name}={value}" for name, value in settings.items()]
-        command = [sys.executable, "-m", "tests.fake_server", str(port), *words]
-        made.append(
-            subprocess.Popen(
-                command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-        )
-        wait_for(lambda: port.exists() or made[-1].poll() is not None, START_S)
-        assert port.exists(), made[-1].communicate()[0]
-        wait_for(lambda: port.read_text().strip())
-        return Process(int(port.read_text()), made[-1])
+        def begin(**settings: object) -> ServerProcess:
+            port = tmp_path / "port"
+            words = [f"{name}={value}" for name, value in settings.items()]
+            program = ["tests.fake_server", str(port), *words]
+            return made.enter_context(serving(program, port, tmp_path / "log"))
 
-    yield begin
-    for process in made:
-        if process.poll() is None:
-            process.kill()
-        if not process.stdout.closed:
-            process.communicate()
+        yield begin
 
 
-def rest(connection: socket.socket) -> bytes:
-    """All that still comes."""
-    data = b""
-    with connection:
-        while more := connection.recv(65536):
-            data += more
-    return data
-
-
-def test_sigterm_under_load_lets_short_answers_end_and_ends_long_ones(start) -> None:
-    """No new connection; a short answer comes whole; a long one is ended in order; exit code 0."""
-    server = start(drain_timeout=3.0)
-    long = server.begun()
-    short = socket.create_connection(("127.0.0.1", server.port), END_S)
-    short.sendall(post(body(max_tokens=30)))  # 0.15 s, and on a busy machine a few times that
-    kept = socket.create_connection(("127.0.0.1", server.port), END_S)
-    kept.sendall(b"GET /load HTTP/1.1\r\nhost: x\r\n\r\n")
+def test_signals_under_load_let_short_answers_end_and_then_end_long_ones(start) -> None:
+    """No new connection; a short answer comes whole. Who asks twice does not want to wait for a long one."""
+    server = start(drain_timeout=600, last_words=60)
+    long, short, kept, unfinished = (server.connected() for _ in range(4))
+    begun(long)
+    short.sendall(post(body(max_tokens=30)))  # sent, and seldom at its end, when the signal comes
+    kept.sendall(HEALTH)
     assert answer_on(kept)[0] == 200
-    began = time.monotonic()
-    server.process.send_signal(signal.SIGTERM)
-
-    def refused() -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", server.port), 1).close()
-        except OSError:
-            return True
-        return False
-
-    wait_for(refused)
+    unfinished.sendall(post(body())[:-5])
+    server.send_signal()
+    wait_for(server.refuses, LIMIT_S)
     assert kept.recv(10) == b""  # an idle connection is closed
     answer = rest(short)
     assert b'"finish_reason":"length"' in answer
     assert b'"completion_tokens":30' in answer
+    server.wait_to_say("no more requests are taken")
+    assert server.process.poll() is None
+    server.send_signal()
     ending = rest(long)
+    assert b"the server ended this answer" in ending
+    assert b"[DONE]" in ending
+    server.send_signal()  # whoever asks once more does not wait for a request to come, either
+    assert rest(unfinished) == b""
+    code, said = server.ended()
+    assert code == 0, said
+    assert "rows 0" in said
+    assert "Traceback" not in said
+
+
+def test_an_idle_server_ends_at_once(start) -> None:
+    """Nothing is waited for that is not there; Ctrl-C is as good as SIGTERM."""
+    server = start(drain_timeout=600)
+    server.connected()
+    server.send_signal(signal.SIGINT)
+    code, said = server.ended()
+    assert code == 0, said
+
+
+def test_the_time_for_answers_passes(start) -> None:
+    """Then they are ended in order, not before; and nothing has failed."""
+    server = start(drain_timeout=0.5)
+    long = begun(server.connected())
+    began = time.monotonic()
+    server.send_signal()
+    ending = rest(long)
+    assert time.monotonic() - began >= 0.5
     assert b"the server ended this answer" in ending
     assert b"[DONE]" in ending
     code, said = server.ended()
     assert code == 0, said
     assert "rows 0" in said
-    assert time.monotonic() - began > 2.5
-    kept.close()
-
-
-def test_an_idle_server_ends_at_once(start) -> None:
-    """Nothing is waited for that is not there; Ctrl-C is as good as SIGTERM."""
-    server = start(drain_timeout=60)
-    idle = socket.create_connection(("127.0.0.1", server.port), END_S)
-    began = time.monotonic()
-    server.process.send_signal(signal.SIGINT)
-    code, said = server.ended()
-    assert code == 0, said
-    assert time.monotonic() - began < 30
-    idle.close()
-
-
-def test_a_second_signal_ends_at_once(start) -> None:
-    """Who asks twice does not want to wait; clients are told, and nothing has failed."""
-    server = start(drain_timeout=60)
-    stream = server.begun()
-    unfinished = socket.create_connection(("127.0.0.1", server.port), END_S)
-    unfinished.sendall(post(body())[:-5])
-    server.process.send_signal(signal.SIGTERM)
-    time.sleep(0.4)
-    assert server.process.poll() is None
-    began = time.monotonic()
-    server.process.send_signal(signal.SIGTERM)
-    code, said = server.ended()
-    assert code == 0, said
-    assert time.monotonic() - began < 30
-    assert "Traceback" not in said
-    told = rest(stream)
-    assert b"the server ended this answer" in told
-    assert b"[DONE]" in told
-    assert rest(unfinished) == b""
 
 
 @pytest.mark.slow
@@ -159,8 +99,8 @@ def test_a_client_that_takes_nothing_delays_no_end(start) -> None:
     slow.connect(("127.0.0.1", server.port))
     fields = body(prompt=["a"] * 8, n=4, max_tokens=ENDLESS, stream=True, logprobs=5)
     slow.sendall(post(fields))
-    time.sleep(1.5)
-    server.process.send_signal(signal.SIGTERM)
+    time.sleep(1.5)  # it stops taking, as a rule; the server has to end however far it has come
+    server.send_signal()
     code, said = server.ended()
     assert code == 0, said
     slow.close()
@@ -169,8 +109,7 @@ def test_a_client_that_takes_nothing_delays_no_end(start) -> None:
 def test_an_engine_that_dies_ends_the_process(start) -> None:
     """Clients are told; the exit code is not 0, so that somebody starts it again."""
     server = start(die_at=60)
-    stream = server.begun()
-    told = rest(stream)
+    told = rest(begun(server.connected()))
     assert b"the machine is on fire" in told
     code, said = server.ended()
     assert code == 1, said
@@ -188,7 +127,7 @@ def test_a_unix_socket_is_served_and_removed(start, tmp_path: Path) -> None:
         assert client.post(f"http://x{PATH}", json=body()).status_code == 200
     with pytest.raises(ConfigError, match="another server listens"):
         life.bound(ServerSettings(uds=str(path)))
-    server.process.send_signal(signal.SIGTERM)
+    server.send_signal()
     code, said = server.ended()
     assert code == 0, said
     assert not path.exists()

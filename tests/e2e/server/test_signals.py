@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
-import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,12 +11,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.local_server import PATH, answer_on, post, wait_for
-from tests.server_process import ServerProcess, running
+from tests.local_server import PATH, answer_on, post, rest, until, wait_for
+from tests.server_process import LIMIT_S, ServerProcess, running
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 FLAGS = ("--served-model-name", "tiny", "--max-rows", "2", "--spec", "suffix", "--no-adaptive")
-LIMIT_S = 120.0  # nothing here takes a tenth of it
 ENDLESS = 60_000  # tokens: minutes
 
 
@@ -33,7 +29,7 @@ def fragile(
 
 def opened(server: ServerProcess, fields: dict[str, Any], path: str = PATH) -> socket.socket:
     """A request that was sent."""
-    connection = server.connected(LIMIT_S)
+    connection = server.connected()
     connection.sendall(post(fields, path))
     return connection
 
@@ -45,27 +41,6 @@ def streaming(server: ServerProcess, fields: dict[str, Any], path: str = PATH) -
     return connection
 
 
-def until(connection: socket.socket, mark: bytes) -> bytes:
-    """What comes up to a mark, and perhaps more."""
-    data, deadline = b"", time.monotonic() + LIMIT_S
-    while mark not in data:
-        more = connection.recv(65536)
-        assert more, f"the connection ended after {data[-500:]!r}"
-        assert time.monotonic() < deadline, "only comments come"
-        data += more
-    return data
-
-
-def rest(connection: socket.socket) -> bytes:
-    """All that still comes, until the server closes the connection."""
-    data, deadline = b"", time.monotonic() + LIMIT_S
-    with connection:
-        while more := connection.recv(65536):
-            data += more
-            assert time.monotonic() < deadline, "it does not end"
-    return data
-
-
 def events(data: bytes) -> list[Any]:
     """The events of a stream; [DONE] as it is."""
     lines = [line[6:] for line in data.splitlines() if line.startswith(b"data: ")]
@@ -75,26 +50,6 @@ def events(data: bytes) -> list[Any]:
 def text_of(found: list[Any]) -> str:
     """What the chunks of a completion say."""
     return "".join(c["text"] for e in found if "choices" in e for c in e["choices"])
-
-
-def refuses(server: ServerProcess) -> bool:
-    """Whether nobody listens any more."""
-    try:
-        server.connected().close()
-    except OSError:
-        return True
-    return False
-
-
-def says(server: ServerProcess, text: str) -> Callable[[], bool]:
-    """Whether a text stands in the log by now."""
-    return lambda: text in server.log.read_text(encoding="utf-8")
-
-
-def ended(server: ServerProcess) -> tuple[int, str]:
-    """Exit code and log of a server that ends by itself."""
-    code = server.process.wait(LIMIT_S)
-    return code, server.log.read_text(encoding="utf-8")
 
 
 def test_sigterm_under_load_lets_what_was_taken_end_whole(long_model: Path, tmp_path: Path) -> None:
@@ -118,14 +73,14 @@ def test_sigterm_under_load_lets_what_was_taken_end_whole(long_model: Path, tmp_
             responds = streaming(server, items, RESPONSES)
             whole = opened(server, short)
             wait_for(lambda: client.get("/load").json()["server_load"] == 6, LIMIT_S)
-        server.process.send_signal(signal.SIGTERM)
-        wait_for(says(server, "no more requests are taken; 6 answers have"), LIMIT_S)
+        server.send_signal()
+        server.wait_to_say("no more requests are taken; 6 answers have")
         late.sendall(post(short)[-5:])
         refusal = rest(late)
         assert refusal.startswith(b"HTTP/1.1 503 ")
         assert b"\r\nretry-after: " in refusal.lower()
         assert b'"service_unavailable_error"' in refusal
-        wait_for(lambda: refuses(server), LIMIT_S)
+        wait_for(server.refuses, LIMIT_S)
         assert rest(idle) == b""
         word.unlink()
         for connection, begin in zip(run, told, strict=True):
@@ -140,7 +95,7 @@ def test_sigterm_under_load_lets_what_was_taken_end_whole(long_model: Path, tmp_
         last = events(rest(responds))[-1]
         assert last["response"]["usage"]["output_tokens"] == 40
         assert answer_on(whole)[1]["choices"][0]["text"] == expected
-        code, log = ended(server)
+        code, log = server.ended()
     assert code == 0, log
     assert "Traceback" not in log
     assert "answers were ended" not in log
@@ -153,17 +108,17 @@ def test_what_cannot_end_in_time_is_ended(long_model: Path, tmp_path: Path, twic
     talk = {"messages": [{"role": "user", "content": "the end"}], "max_tokens": ENDLESS}
     items = {"input": "the end", "max_output_tokens": ENDLESS, "ignore_eos": True}
     limit = "100000" if twice else "0.3"
-    with running(long_model, tmp_path, *FLAGS, "--drain-timeout", limit) as server:
+    with fragile(long_model, tmp_path, tmp_path / "none", "--drain-timeout", limit) as server:
         text = streaming(server, fields)
         chat = streaming(server, talk | {"ignore_eos": True}, CHAT)
         until(text, b"data: ")
         until(chat, b'"content"')
         waits = streaming(server, fields)
         responds = streaming(server, items, RESPONSES)
-        server.process.send_signal(signal.SIGTERM)
+        server.send_signal()
         if twice:
-            wait_for(says(server, "no more requests are taken"), LIMIT_S)
-            server.process.send_signal(signal.SIGTERM)
+            server.wait_to_say("no more requests are taken")
+            server.send_signal()
         for connection in (text, chat, waits):
             *_, error, done = events(rest(connection))
             assert done == "[DONE]"
@@ -174,7 +129,7 @@ def test_what_cannot_end_in_time_is_ended(long_model: Path, tmp_path: Path, twic
             assert "the server ended this answer" in error["error"]["message"]
         last = events(rest(responds))[-1]
         assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
-        code, log = ended(server)
+        code, log = server.ended()
     assert code == 0, log
     assert "Traceback" not in log
     assert ("again: ending at once" if twice else "answers were ended") in log
@@ -187,7 +142,8 @@ def test_an_engine_that_dies_is_told_and_ends_the_process(long_model: Path, tmp_
     with fragile(long_model, tmp_path, word) as server:
         whole = opened(server, fields)
         stream = streaming(server, fields)
-        # Sent ahead on the same connection, so they are asked at once when the stream has failed.
+        # Sent ahead on the same connection, so they are asked at once when the stream has failed; the
+        # server then has seconds, in which it needs nothing of its client.
         for path in ("/health", "/ready"):
             stream.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
         stream.sendall(post(fields))
@@ -195,7 +151,7 @@ def test_an_engine_that_dies_is_told_and_ends_the_process(long_model: Path, tmp_
         word.write_text("die")
         told += rest(stream)
         status, failure = answer_on(whole)
-        code, log = ended(server)
+        code, log = server.ended()
     first, *ahead = told.split(b"HTTP/1.1 ")
     *_, error, done = events(first)
     assert done == "[DONE]"
