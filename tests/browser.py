@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-WAIT_S = 30.0
+WAIT_S = 90.0
 IDLE = "return document.body.dataset.ready === 'true' && !document.getElementById('send').disabled"
 LINE = "a b a b a b a b"  # what the suffix drafter can go on with
 

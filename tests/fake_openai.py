@@ -88,7 +88,7 @@ class FakeServer:
         started = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(started,))
         self._thread.start()
-        assert started.wait(20)
+        assert started.wait(60)
 
     @property
     def url(self) -> str:
@@ -96,7 +96,7 @@ class FakeServer:
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     def __enter__(self) -> Self:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from paceline.api.server.settings import ServerSettings
 from paceline.core.request import Request
 from tests.blocking import CLIENTS, openai_client
-from tests.local_server import local_server, wait_for
+from tests.local_server import local_server, slowly, wait_for
 from tests.scripted import MAX_LEN, script_of, thinker
 
 TOKENIZER = thinker()
@@ -33,6 +33,7 @@ FUNCTION = {"name": "get_weather", "description": "Look", "parameters": PARAMETE
 CHAT_TOOL = {"type": "function", "function": FUNCTION}
 TOOL = {"type": "function", **FUNCTION, "strict": False}
 ASK = [{"role": "user", "content": "Weather?"}]
+ENDLESS = "and on " * 10_000  # within the context: minutes, as steps are slow meanwhile
 SLOW = threading.Event()  # set: the engine takes its time
 
 
@@ -40,7 +41,7 @@ def says(request: Request) -> str:
     """Calls where functions were told of and none has answered; else what the prompt was."""
     prompt = TOKENIZER.decode(list(request.prompt_ids), skip_special_tokens=False)
     if "endless" in prompt:
-        return "and on " * 2_000
+        return ENDLESS
     if "<tools>" in prompt and "<tool_response>" not in prompt:
         return CALLS
     for mark, shown in (("<|im_end|>", "|"), ("tool_call>", "call>")):  # to be read, not acted on
@@ -50,9 +51,9 @@ def says(request: Request) -> str:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    def pause(_: int) -> None:
+    def pause(number: int) -> None:
         if SLOW.is_set():
-            threading.Event().wait(0.002)
+            slowly(number)
 
     settings = ServerSettings(
         served_model_name=("tiny",), api_key=("one", "two"), max_stored_responses=4
@@ -260,7 +261,9 @@ def test_a_streamed_response_is_kept_too(client: OpenAI) -> None:
     assert client.responses.retrieve(final.id).output_text == final.output_text
 
 
-def test_a_response_in_the_making_can_be_seen_and_called_off(client: OpenAI, other: OpenAI) -> None:
+def test_a_response_in_the_making_can_be_seen_and_called_off(
+    client: OpenAI, other: OpenAI, slow: None
+) -> None:
     """From another connection of the same key; its stream ends with what there was."""
     with client.responses.create(model="tiny", input="endless", stream=True) as stream:
         events = iter(stream)

@@ -27,7 +27,7 @@ from tests.fake_openai import (
 BODY = b'{"model": "fake"}'
 
 
-def asked(reply: Any, endpoint: str = "chat", timeout: float = 20.0, **options: Any) -> Answer:
+def asked(reply: Any, endpoint: str = "chat", timeout: float = 60.0, **options: Any) -> Answer:
     """The answer that a reply is read as."""
     replies = reply if callable(reply) else lambda _: reply
 
@@ -180,13 +180,13 @@ def test_silence_is_a_timeout() -> None:
     with FakeServer(lambda _: [*chunked(event(delta(content="a")))[:-1], 60.0]) as server:
 
         async def run() -> Answer:
-            async with HttpClient(Address.parse(server.url), timeout=1.0) as client:
+            async with HttpClient(Address.parse(server.url), timeout=3.0) as client:
                 return await ask(client, "chat", BODY)
 
         got = asyncio.run(run())
         assert got.failure is not None
         assert (got.failure.kind, got.text) == ("timeout", "a")
-        assert server.gone.wait(20)
+        assert server.gone.wait(60)
 
 
 def test_a_server_that_is_not_there() -> None:
@@ -197,7 +197,7 @@ def test_a_server_that_is_not_there() -> None:
 
         async def run() -> Answer:
             address = Address.parse(f"http://127.0.0.1:{port}")
-            async with HttpClient(address, timeout=20) as client:
+            async with HttpClient(address, timeout=60) as client:
                 return await ask(client, "chat", BODY)
 
         got = asyncio.run(run())
@@ -214,7 +214,7 @@ def test_a_server_without_models_is_told_apart(page: Any) -> None:
     with FakeServer(pages={"/v1/models": lambda: page}) as server:
 
         async def run() -> None:
-            async with HttpClient(Address.parse(server.url), timeout=20) as client:
+            async with HttpClient(Address.parse(server.url), timeout=60) as client:
                 with pytest.raises(PacelineError, match="--model"):
                     await served_models(client)
 

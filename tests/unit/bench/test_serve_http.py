@@ -21,7 +21,7 @@ BODY = b'{"model": "fake"}'
 def sequence(server: FakeServer, count: int, pause: float = 0.0) -> list[Answer]:
     async def run() -> list[Answer]:
         found = []
-        async with HttpClient(Address.parse(server.url), api_key="k", timeout=20) as client:
+        async with HttpClient(Address.parse(server.url), api_key="k", timeout=60) as client:
             for _ in range(count):
                 found.append(await ask(client, "chat", BODY))
                 await asyncio.sleep(pause)
@@ -126,7 +126,7 @@ def test_tls_with_a_server_that_has_none_is_no_connection() -> None:
 
         async def run() -> Answer:
             address = Address.parse(server.url.replace("http:", "https:"))
-            async with HttpClient(address, timeout=20) as client:
+            async with HttpClient(address, timeout=60) as client:
                 return await ask(client, "chat", BODY)
 
         failure = asyncio.run(run()).failure
@@ -156,7 +156,7 @@ def test_bytes_go_on_while_the_reader_breaks() -> None:
     with FakeServer() as server:
 
         async def run() -> None:
-            async with HttpClient(Address.parse(server.url), timeout=20) as client:
+            async with HttpClient(Address.parse(server.url), timeout=60) as client:
                 with pytest.raises(KeyError, match="mine"):
                     await client.send("POST", "/v1/chat/completions", BODY, Broken())
                 assert client._idle == []
@@ -169,7 +169,7 @@ def test_a_lost_connection_is_an_error_of_its_own() -> None:
     with FakeServer(pages={"/x": lambda: [CLOSE]}) as server:
 
         async def run() -> None:
-            async with HttpClient(Address.parse(server.url), timeout=20) as client:
+            async with HttpClient(Address.parse(server.url), timeout=60) as client:
                 with pytest.raises(ExchangeError, match="before the answer"):
                     await client.get("/x")
 
