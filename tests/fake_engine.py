@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.core.config import EngineConfig, ModelConfig
 from paceline.core.errors import RequestError
@@ -218,7 +218,8 @@ class FakeEngine:
         logprobs = None if wanted is None else _logprobs(tokens, wanted)
         told = None
         if of_prompt is not None and tokens and len(one.emitted) == len(tokens):
-            told = [None, *_logprobs(one.request.prompt_ids[1:], of_prompt)]
+            scores = _logprobs(one.request.prompt_ids[1:], of_prompt)
+            told = [None, *(replace(score, rank=3) for score in scores)]
         return StepOutput(
             request_id=one.request.id,
             token_ids=tuple(tokens),

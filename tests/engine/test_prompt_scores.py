@@ -52,6 +52,7 @@ def check(
     for row, token, one in zip(truth, prompt[1:], told[1:], strict=True):
         assert one is not None
         assert one.logprob == pytest.approx(float(row[token]), abs=1e-9)
+        assert one.rank == 1 + int((row > row[token]).sum())
         assert len(one.top_ids) == len(one.top_logprobs) == num_top
         best = row.topk(num_top)
         assert list(one.top_logprobs) == pytest.approx(best.values.tolist(), abs=1e-9)

@@ -163,4 +163,5 @@ class Completion:
                 Alternative(token_id=i, token=text(i), logprob=p)
                 for i, p in zip(values.top_ids, values.top_logprobs, strict=True)
             ),
+            rank=values.rank,
         )

@@ -26,13 +26,15 @@ class Alternative:
 class TokenLogprob:
     """Log-probability of an emitted token under the model's unprocessed logits.
 
-    `top` holds the most likely tokens of that place, best first, as many as were asked for.
+    `top` holds the most likely tokens of that place, best first, as many as were asked for. `rank` is told
+    of a prompt's tokens: how many tokens are likelier, plus 1.
     """
 
     token_id: int
     token: str
     logprob: float
     top: Sequence[Alternative] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -158,11 +158,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probability of one token under the unprocessed logits, and of the top k."""
+    """Log-probability of one token under the unprocessed logits, and of the top k.
+
+    `rank` is told of a prompt's tokens: how many tokens are likelier, plus 1.
+    """
 
     logprob: float
     top_ids: Sequence[int] = ()
     top_logprobs: Sequence[float] = ()
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ class PromptScores:
     """Of the tokens that `places` lists, under the unprocessed logits."""
 
     logprobs: Tensor  # [S] float32 or wider
+    ranks: Tensor  # [S] int64: how many tokens are likelier, plus 1
     top_ids: Tensor  # [S, K] int64, best first
     top_logprobs: Tensor  # [S, K]
 
@@ -68,21 +69,24 @@ def scores_of(
     for start in range(0, len(found), CHUNK):
         logits = head(hidden[rows[start : start + CHUNK]])
         most = min(num_top, logits.shape[1])
-        parts.append(scored(logits, tokens[start : start + CHUNK], most))
-    logprobs, top_ids, top_logprobs = (torch.cat(each) for each in zip(*parts, strict=True))
-    return PromptScores(logprobs=logprobs, top_ids=top_ids, top_logprobs=top_logprobs)
+        own = tokens[start : start + CHUNK]
+        ranks = (logits > logits.gather(1, own.unsqueeze(1))).sum(1) + 1
+        parts.append((ranks, *scored(logits, own, most)))
+    ranks, logprobs, top_ids, top_logprobs = (torch.cat(each) for each in zip(*parts, strict=True))
+    return PromptScores(logprobs=logprobs, ranks=ranks, top_ids=top_ids, top_logprobs=top_logprobs)
 
 
 def keep(chunks: Sequence[Chunk], scores: PromptScores | None) -> None:
     """Note a step's scores, if it has any, with the sequences that they belong to; reads the tensors."""
     if scores is None:
         return
-    logprobs = scores.logprobs.tolist()
+    logprobs, ranks = scores.logprobs.tolist(), scores.ranks.tolist()
     top_ids, top_logprobs = scores.top_ids.tolist(), scores.top_logprobs.tolist()
     for i, (chunk, position, _) in enumerate(places(chunks)):
         wanted = chunk.sequence.request.prompt_logprobs or 0
         chunk.sequence.prompt_scores[position] = TokenLogprobs(
             logprob=logprobs[i],
+            rank=ranks[i],
             top_ids=tuple(top_ids[i][:wanted]),
             top_logprobs=tuple(top_logprobs[i][:wanted]),
         )

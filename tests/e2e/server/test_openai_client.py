@@ -75,6 +75,15 @@ def test_an_echo_scores_the_prompt(client: OpenAI) -> None:
         assert values[0] is tops[0] is None
         assert values[4 : len(whole)] == pytest.approx(said.logprobs.token_logprobs, abs=0.02)
         assert [name for one in told for name in one.tokens][4 : len(whole)] == said.logprobs.tokens
+    extra = {**IDS, "prompt_logprobs": 20}  # vLLM's form of the same
+    answer = complete(client, prompt=whole, max_tokens=1, extra_body=extra)
+    first, *places = answer.choices[0].model_extra["prompt_logprobs"]
+    assert first is None
+    own = [place[str(token)] for token, place in zip(whole[1:], places, strict=True)]
+    assert [one["logprob"] for one in own] == pytest.approx(values[1 : len(whole)], abs=0.02)
+    for one, place in zip(own, places, strict=True):
+        ranked = sorted(place.values(), key=lambda other: -other["logprob"])
+        assert ranked[min(one["rank"], len(ranked)) - 1]["logprob"] == one["logprob"]
 
 
 def test_the_async_client_asks_many_at_once(server) -> None:

@@ -16,7 +16,12 @@ from paceline.api.server.envelope import Envelope
 from paceline.api.server.errors import api_error, bad
 from paceline.api.server.head import Head, check_result, head_of
 from paceline.api.server.job import Job
-from paceline.api.server.logprobs import TokenNames, chat_logprobs
+from paceline.api.server.logprobs import (
+    TokenNames,
+    chat_logprobs,
+    check_prompt_logprobs,
+    prompt_logprobs,
+)
 from paceline.api.server.pieces import Piece, chat_delta, chat_message, has_calls
 from paceline.api.server.plan import PLAIN, Parser, Plan, Planner
 from paceline.api.server.protocol_refused import check_fields
@@ -79,6 +84,7 @@ def read(
     check_fields(body, strict=context.strict)
     context.check_model(body.model)
     check_stream(body)
+    check_prompt_logprobs(body)
     if body.echo:
         msg = "echo: a conversation is not repeated in its answer; leave it out, or use completions"
         raise bad(msg, "echo")
@@ -108,6 +114,7 @@ def read(
             constraint=plan.constraint,
             scope=scope,
             shows_trees=check_trees(body),
+            prompt_logprobs=body.prompt_logprobs,
         ),
         head=head_of(body, context, "chatcmpl-"),
     )
@@ -214,6 +221,9 @@ def response(call: ChatCall, results: Sequence[Result]) -> dict[str, Any]:
     }
     if call.body.return_token_ids:
         found["prompt_token_ids"] = list(call.job.prompts[0])
+    most, scores = call.body.prompt_logprobs, ordered[0].prompt_logprobs
+    if most is not None and scores is not None:
+        found["prompt_logprobs"] = prompt_logprobs(scores, most, call.names)
     return found | figures_of(ordered, call.context)
 
 

@@ -7,7 +7,7 @@ those of the second, and so on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.api.server.accounting import figures_of, usage_of
@@ -15,7 +15,13 @@ from paceline.api.server.envelope import Envelope
 from paceline.api.server.errors import bad
 from paceline.api.server.head import Head, check_result, head_of
 from paceline.api.server.job import Job
-from paceline.api.server.logprobs import Offsets, TokenNames, completion_logprobs
+from paceline.api.server.logprobs import (
+    Offsets,
+    TokenNames,
+    check_prompt_logprobs,
+    completion_logprobs,
+    prompt_logprobs,
+)
 from paceline.api.server.prompt_list import prompts_of
 from paceline.api.server.prompt_only import chunk_without_answer, without_answer
 from paceline.api.server.protocol_refused import check_fields
@@ -76,12 +82,18 @@ class CompletionCall:
         """Where the tokens of an answer begin."""
         return Offsets(len(self.echo(answer)), self._hidden)
 
-    def prompt_logprobs(self, answer: Chunk | Result) -> dict[str, Any] | None:
+    def echo_logprobs(self, answer: Chunk | Result) -> dict[str, Any] | None:
         """Log-probabilities of the prompt that an answer begins with; None: they are not asked for."""
-        if answer.prompt_logprobs is None:
+        most = self.body.logprobs
+        if answer.prompt_logprobs is None or most is None or not self.body.echo:
             return None
         first = self.job.prompts[answer.prompt_index][0]
-        told = [token for token in answer.prompt_logprobs if token is not None]
+        # More may be known, for `prompt_logprobs`.
+        told = [
+            replace(token, top=token.top[:most])
+            for token in answer.prompt_logprobs
+            if token is not None
+        ]
         return completion_logprobs(told, self.names, Offsets(0, self._hidden), first=first)
 
     @property
@@ -105,6 +117,7 @@ def read(body: CompletionRequest, context: Context, *, tenant: str = "") -> Comp
     check_fields(body, strict=context.strict)
     context.check_model(body.model)
     check_stream(body)
+    check_prompt_logprobs(body)
     _refuse(body)
     special = body.add_special_tokens is not False
     given = prompts_of(body.prompt, context, add_special_tokens=special)
@@ -128,11 +141,17 @@ def read(body: CompletionRequest, context: Context, *, tenant: str = "") -> Comp
             constraint=constraint_of(body, context.compiler),
             scope=scope_of(body, tenant),
             shows_trees=check_trees(body),
-            prompt_logprobs=body.logprobs if body.echo else None,
+            prompt_logprobs=_most_of_prompt(body),
         ),
         head=head_of(body, context, "cmpl-"),
         echoes=echoes,
     )
+
+
+def _most_of_prompt(body: CompletionRequest) -> int | None:
+    """Alternatives of each of the prompt's tokens; None: these are not scored."""
+    asked = (body.prompt_logprobs, body.logprobs if body.echo else None)
+    return max((most for most in asked if most is not None), default=None)
 
 
 def _refuse(body: CompletionRequest) -> None:
@@ -212,7 +231,7 @@ class CompletionStream:
     def _first(self, chunk: Chunk, index: int) -> list[dict[str, Any]]:
         """What comes before an answer: its prompt, as text or as ids."""
         call, echo = self._call, self._call.echo(chunk)
-        ids, logprobs = call.body.return_token_ids, call.prompt_logprobs(chunk)
+        ids, logprobs = call.body.return_token_ids, call.echo_logprobs(chunk)
         if not echo and not ids and logprobs is None:
             return []
         choice = {"index": index, "text": echo, "logprobs": logprobs, "finish_reason": None}
@@ -246,8 +265,11 @@ def _choice(call: CompletionCall, result: Result) -> dict[str, Any]:
     }
     if result.logprobs is not None:
         told = completion_logprobs(result.logprobs, call.names, call.offsets(result))
-        before = call.prompt_logprobs(result)
+        before = call.echo_logprobs(result)
         choice["logprobs"] = told if before is None else {k: before[k] + v for k, v in told.items()}
+    most, scores = call.body.prompt_logprobs, result.prompt_logprobs
+    if most is not None and scores is not None:
+        choice["prompt_logprobs"] = prompt_logprobs(scores, most, call.names)
     if call.body.return_token_ids:
         choice["token_ids"] = list(result.token_ids)
         choice["prompt_token_ids"] = list(result.prompt_ids)

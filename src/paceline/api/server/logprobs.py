@@ -1,4 +1,4 @@
-"""Log-probabilities of an answer's tokens in OpenAI's two forms: chat's and completions'."""
+"""Log-probabilities of an answer's tokens in OpenAI's forms, chat's and completions'; a prompt's in vLLM's."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from paceline.api.server.errors import bad
+
 if TYPE_CHECKING:
     from paceline.api.results import Alternative, TokenLogprob
+    from paceline.api.server.protocol_chat import ChatRequest
+    from paceline.api.server.protocol_completions import CompletionRequest
     from paceline.api.tokenizer import Tokenizer
 
 LEAST = -9999.0  # JSON has no -Infinity; what OpenAI and vLLM write in its place
@@ -153,6 +157,47 @@ def completion_logprobs(
         top.setdefault(name, logprob)
         found["top_logprobs"].append(top)
         found["text_offset"].append(offsets.take(token.token_id, names.data(token.token_id)))
+    return found
+
+
+def check_prompt_logprobs(body: ChatRequest | CompletionRequest) -> None:
+    """Refuse log-probabilities of the prompt in a stream.
+
+    Raises:
+        ApiError: 400.
+    """
+    if body.prompt_logprobs is not None and body.streams:
+        msg = (
+            "prompt_logprobs are asked of a stream, which does not tell them; whole answers do, and "
+            "completions stream them with `echo` and `logprobs`; leave prompt_logprobs out, or `stream`"
+        )
+        raise bad(msg, "prompt_logprobs")
+
+
+def prompt_logprobs(
+    tokens: Iterable[TokenLogprob | None], num_top: int, names: TokenNames
+) -> list[dict[str, dict[str, Any]] | None]:
+    """`prompt_logprobs` as vLLM has them: per place, by token id, the prompt's token and the likeliest.
+
+    Args:
+        tokens: of a prompt, with their ranks; the first is None.
+        num_top: alternatives of each that are told.
+        names: how tokens are called.
+    """
+    return [None if token is None else _ranked(token, num_top, names) for token in tokens]
+
+
+def _ranked(token: TokenLogprob, num_top: int, names: TokenNames) -> dict[str, dict[str, Any]]:
+    ranked: list[tuple[TokenLogprob | Alternative, int | None]] = [(token, token.rank)]
+    ranked += [(other, i + 1) for i, other in enumerate(token.top[:num_top])]
+    found: dict[str, dict[str, Any]] = {}
+    for one, rank in ranked:
+        entry = {
+            "logprob": _finite(one.logprob),
+            "rank": rank,
+            "decoded_token": names.name(one),
+        }
+        found.setdefault(str(one.token_id), entry)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -96,6 +96,18 @@ class Whole(Answer):
     timings: Timings | None = None
 
 
+class PromptLogprob(Answer):
+    """One token of a place of the prompt; the rank counts from 1."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+# vLLM's: per token of the prompt, by id, that token and the likeliest; the first has none.
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+
+
 class Message(Answer):
     """The assistant's message."""
 
@@ -120,6 +132,7 @@ class ChatAnswer(Whole):
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class CompletionLogprobs(Answer):
@@ -139,6 +152,7 @@ class CompletionChoice(Answer):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"]
     stop_reason: int | str | None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class CompletionAnswer(Whole):

@@ -33,6 +33,7 @@ class CompletionRequest(SamplingFields):
     max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None  # 0: only with `echo`
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     suffix: str | None = None
     best_of: int | None = Field(None, ge=1)
     add_special_tokens: bool | None = None

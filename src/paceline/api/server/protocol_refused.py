@@ -33,7 +33,6 @@ _GUIDED = "it was removed from the interface; use structured_outputs or response
 _SAMPLER = "this sampler does not exist here; temperature, top_p, top_k and min_p do; leave it out"
 # Field -> (values that ask for nothing, what is said about all others). Null asks for nothing too.
 REFUSED: Mapping[str, tuple[tuple[object, ...], str]] = {
-    "prompt_logprobs": ((), "/v1/completions tells them with `echo` and `logprobs`; use these"),
     "prompt_embeds": ((), "prompts are text or token ids; pass `prompt`"),
     "use_beam_search": ((False,), "there is no beam search; use n for several answers"),
     "length_penalty": ((1,), "there is no beam search; leave it out"),

@@ -6,6 +6,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from paceline.api.server.errors import ApiError
+from paceline.api.server.protocol_answers import ChatAnswer
 from paceline.core.request import Fault
 from tests.fake_engine import EOS
 from tests.served import (
@@ -210,6 +211,21 @@ def test_parts_of_text_are_joined() -> None:
     found = context()
     joined = chat_call(found, messages=[{"role": "user", "content": parts}]).prompt
     assert joined == chat_call(found, messages=[{"role": "user", "content": "a\nb"}]).prompt
+
+
+def test_log_probabilities_of_a_prompt_stand_at_the_root() -> None:
+    """As vLLM's: of the conversation as the model sees it, once for all samples; not in streams."""
+    with served(SCRIPT) as (llm, found):
+        call = chat_call(found, prompt_logprobs=0, n=2)
+        answer = answered(llm, call)
+        assert "prompt_logprobs" not in answered(llm, chat_call(found))
+    ChatAnswer.model_validate(answer, strict=True)
+    first, *others = answer["prompt_logprobs"]
+    assert first is None
+    assert [list(told) for told in others] == [[str(i)] for i in call.job.prompts[0][1:]]
+    assert all(one["rank"] == 3 for told in others for one in told.values())
+    error = refusal(chat_call, found, prompt_logprobs=1, stream=True)
+    assert (error.status, error.param) == (400, "prompt_logprobs")
 
 
 def test_an_answer_that_failed_is_no_answer() -> None:

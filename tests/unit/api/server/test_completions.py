@@ -207,6 +207,50 @@ def test_nothing_but_the_echo(logprobs: int | None) -> None:
     assert (error.status, error.param) == (400, "min_tokens")
 
 
+def test_log_probabilities_of_a_prompt_are_told_as_vllm_tells_them() -> None:
+    """None for the first token, then by id the prompt's token and the likeliest, each with its rank."""
+    with served(SCRIPT) as (llm, found):
+        body = {"prompt": ["é the", [5]], "prompt_logprobs": 2, "n": 2}
+        call = completion_call(found, **body)
+        answer = answered(llm, call)
+        echo = answered(llm, completion_call(found, **body, echo=True, logprobs=1))
+        named = answered(
+            llm, completion_call(found, **body, return_tokens_as_token_ids=True, logprobs=0)
+        )
+    assert call.job.prompt_logprobs == 2
+    for whole in (answer, echo, named):
+        CompletionAnswer.model_validate(whole, strict=True)
+    for i, choice in enumerate(answer["choices"]):
+        assert choice["logprobs"] is None
+        first, *others = choice["prompt_logprobs"]
+        assert first is None
+        prompt = call.job.prompts[i // 2]
+        assert len(others) == len(prompt) - 1
+        for token, told in zip(prompt[1:], others, strict=True):
+            second = (token + 1) % 97  # as the engine makes them up
+            assert told == {
+                str(token): {
+                    "logprob": -0.5,
+                    "rank": 3,
+                    "decoded_token": TOKENIZER.token_text(token),
+                },
+                str(second): {
+                    "logprob": -0.75,
+                    "rank": 2,
+                    "decoded_token": TOKENIZER.token_text(second),
+                },
+            }
+        echoed, shown = echo["choices"][i], named["choices"][i]
+        assert echoed["prompt_logprobs"] == choice["prompt_logprobs"]
+        assert all(top is None or len(top) == 1 for top in echoed["logprobs"]["top_logprobs"])
+        assert len(shown["logprobs"]["tokens"]) == len(SCRIPT), "no echo, no prompt"
+        for told in shown["prompt_logprobs"][1:]:
+            assert all(one["decoded_token"] == f"token_id:{key}" for key, one in told.items())
+    error = refusal(completion_call, found, prompt_logprobs=0, stream=True)
+    assert (error.status, error.param) == (400, "prompt_logprobs")
+    assert completion_call(found, prompt_logprobs=0).job.prompt_logprobs == 0
+
+
 def test_who_wants_no_echo_has_no_prompt_scored() -> None:
     """It would cost the prefix cache."""
     assert completion_call(context(), logprobs=3).job.prompt_logprobs is None
