@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from paceline.core.garbage import only_new_garbage
 if TYPE_CHECKING:
     from paceline.api.llm import LLM
     from paceline.api.server.settings import ServerSettings
+    from paceline.core.stages import Stages
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ def _check_installed() -> None:
 
 
 def _run(serving: Serving) -> int:
-    from paceline.api.server import life
+    from paceline.api.server import life, port_file
     from paceline.api.server.families import check_parsers
     from paceline.api.server.keys import Keys
     from paceline.api.server.stage_clock import StageClock
@@ -93,28 +94,27 @@ def _run(serving: Serving) -> int:
     Keys.of(settings)  # mistakes are told before a model is loaded for minutes
     check_parsers(settings.tool_call_parser, settings.reasoning_parser)
     template = _template(settings)
-    listening = life.bound(settings)
     if settings.port_file is not None:
-        Path(settings.port_file).unlink(missing_ok=True)  # it would name another server's
+        if settings.uds is not None:
+            msg = "port_file is given with uds, where there is no port to write; leave one of them out"
+            raise ConfigError(msg)
+        port_file.check(settings.port_file)
+    listening = life.bound(settings)
     clock = StageClock()
+    llm: LLM | None = None
     try:
         with waiting(
             f"loading {serving.config.model} (the first start takes longer)",
             "capturing CUDA graphs",
         ) as bar:
-            from paceline.api.llm import LLM
-
-            llm = LLM(
-                config=serving.config,
-                progress=bar,
-                stages=clock if settings.stage_metrics else silent,
-            )
+            llm = _loaded(serving, bar, clock if settings.stage_metrics else silent)
         if template is not None:
             llm.tokenizer.chat_templates = {"default": template}
         code = _live(llm, serving, listening, clock)
     finally:
         listening.close()
-    if not life.close_or_leave(llm.close, _CLOSE_S):
+        ended = llm is None or life.close_or_leave(llm.close, _CLOSE_S)
+    if not ended:
         log.error("the engine's step does not end; the process ends without it")
         sys.stdout.flush()
         sys.stderr.flush()
@@ -122,8 +122,19 @@ def _run(serving: Serving) -> int:
     return code
 
 
+def _loaded(serving: Serving, bar: Callable[[int, int], None], stages: Stages) -> LLM:
+    from paceline.api.llm import LLM
+    from paceline.api.server import port_file
+    from paceline.models.source import resolve
+
+    resolve(serving.config.model)  # a mistake in its name is no reason to forget another's port
+    if serving.settings.port_file is not None:
+        port_file.forget(serving.settings.port_file)
+    return LLM(config=serving.config, progress=bar, stages=stages)
+
+
 def _live(llm: LLM, serving: Serving, listening: Any, clock: Any) -> int:
-    from paceline.api.server import life
+    from paceline.api.server import life, port_file
     from paceline.api.server.app import create_app
     from paceline.api.server.metrics import Metrics
     from paceline.api.server.service import Service
@@ -145,7 +156,7 @@ def _live(llm: LLM, serving: Serving, listening: Any, clock: Any) -> int:
 
     def ready() -> None:
         if settings.port_file is not None:
-            life.write_port(settings.port_file, listening)
+            port_file.write(settings.port_file, life.port_of(listening))
         log.info(
             "serving %s at %s",
             ", ".join(settings.served_model_name),

@@ -75,6 +75,32 @@ def test_an_idle_server_ends_at_once(start) -> None:
     assert code == 0, said
 
 
+def test_a_terminal_that_closes_lets_answers_end(start) -> None:
+    """SIGHUP drains as SIGTERM does, and that it comes twice means nothing."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a child inherits that it is ignored
+    try:
+        server = start(drain_timeout=0.5)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    stream = begun(server.connected())
+    for _ in range(2):
+        server.send_signal(signal.SIGHUP)
+    told = rest(stream)
+    assert b"the server ended this answer" in told
+    assert b"[DONE]" in told
+    code, said = server.ended()
+    assert code == 0, said
+    assert "again: ending at once" not in said
+
+
+def test_a_server_under_nohup_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has hang-ups ignored wants no end then."""
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)
+    assert life._signals() == [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
+    assert life._signals() == [signal.SIGTERM, signal.SIGINT]
+
+
 def test_the_time_for_answers_passes(start) -> None:
     """Then they are ended in order, not before; and nothing has failed."""
     server = start(drain_timeout=0.5)

@@ -29,6 +29,17 @@ def fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
     return main([])
 
 
+def test_an_interrupt_during_imports_is_one_line(monkeypatch, capsys) -> None:
+    """They take most of a second, and nothing has begun then."""
+
+    def importing(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "run", importing)
+    assert main(["serve"]) == 130
+    assert capsys.readouterr().err == "paceline: interrupted\n"
+
+
 @pytest.mark.parametrize(
     "error,code",
     [

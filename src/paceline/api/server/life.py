@@ -1,9 +1,9 @@
 """The server's process: its socket, its signals, and how it ends.
 
     running    requests are taken
-    draining   after the first SIGTERM or SIGINT: the socket is closed, what runs may end by itself
+    draining   after the first SIGTERM, SIGINT or SIGHUP: the socket is closed, what runs may end by itself
     ending     after the time for that, or a second signal: what still runs is ended, and told so; a third
-               signal does not wait for that
+               signal does not wait for that (a further SIGHUP is none: a terminal that closes sends several)
 
 A process that was asked to end exits with 0; one whose engine loop has died with 1, soon after.
 Not for: an app inside another program, which has its own signals (app.py).
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
-import os
 import signal
 import socket
 import sys
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2  # how often the engine loop is looked at
 _GRACE_S = 3.0  # for connections to close once their answers have ended
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_HANG_UP = getattr(signal, "SIGHUP", None)  # Windows has none
 # How long a thread that computes may keep others from Python. A request needs it several times before its
 # first token, each time against the engine's thread: with Python's 5 ms the wait is felt.
 _SWITCH_S = 0.0005
@@ -46,10 +46,9 @@ def bound(settings: ServerSettings) -> socket.socket:
     Raises:
         ConfigError: it is in use, not this machine's, or not allowed.
     """
-    where = settings.uds or f"{settings.host} port {settings.port}"
+    if settings.uds is not None:
+        return _bound_path(settings.uds)
     try:
-        if settings.uds is not None:
-            return _bound_path(settings.uds)
         found = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
@@ -61,10 +60,11 @@ def bound(settings: ServerSettings) -> socket.socket:
         except BaseException:
             made.close()
             raise
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter of a host that is no name
+        why = getattr(error, "strerror", None) or error
         msg = (
-            f"cannot listen at {where} ({error.strerror or error}); another --host and --port are "
-            "possible, and --port 0 takes a free one"
+            f"cannot listen at {settings.host} port {settings.port} ({why}); another --host and --port "
+            "are possible, and --port 0 takes a free one"
         )
         raise ConfigError(msg) from error
     return made
@@ -80,6 +80,16 @@ def _bound_path(path: str) -> socket.socket:
                     raise ConfigError(msg)  # noqa: TRY301 (the socket is closed below)
             Path(path).unlink()  # one that has ended left it
         made.bind(path)
+    except OSError as error:
+        made.close()
+        why = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            why = "a file that is no socket has that name"
+        msg = (
+            f"cannot listen at the Unix socket {path} ({why}); a new name in a folder of yours is "
+            "possible, about a hundred bytes long with the folder; name another --uds"
+        )
+        raise ConfigError(msg) from error
     except BaseException:
         made.close()
         raise
@@ -93,6 +103,11 @@ def address_of(listening: socket.socket, settings: ServerSettings) -> str:
     host, port = listening.getsockname()[:2]
     scheme = "http" if settings.ssl_certfile is None else "https"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{settings.root_path}"
+
+
+def port_of(listening: socket.socket) -> int:
+    """The port that was taken."""
+    return int(listening.getsockname()[1])
 
 
 class Life:
@@ -130,7 +145,7 @@ class Life:
 
     async def _run(self) -> int:
         events = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        for number in _signals():
             events.add_signal_handler(number, self._signalled, number)
         watch = asyncio.create_task(self._watch())
         try:
@@ -148,6 +163,8 @@ class Life:
             Path(self._settings.uds).unlink(missing_ok=True)
 
     def _signalled(self, number: int) -> None:
+        if number == _HANG_UP and self._num_signals:
+            return
         self._num_signals += 1
         name = signal.Signals(number).name
         if self._num_signals == 1:
@@ -195,6 +212,14 @@ class Life:
         self._server.force_exit = True
 
 
+def _signals() -> list[signal.Signals]:
+    """The signals that end a server; not a hang-up under `nohup`, which asks that it be ignored."""
+    found = [signal.SIGTERM, signal.SIGINT]
+    if _HANG_UP is not None and signal.getsignal(_HANG_UP) != signal.SIG_IGN:
+        found.append(_HANG_UP)
+    return found
+
+
 @contextlib.contextmanager
 def quick_turns() -> Iterator[None]:
     """For the time of the context threads take turns more often; the whole process's setting."""
@@ -236,22 +261,6 @@ def close_or_leave(close: Callable[[], object], seconds: float) -> bool:
     closing.start()
     closing.join(seconds)
     return not closing.is_alive()
-
-
-def write_port(path: str, listening: socket.socket) -> None:
-    """Write the port to a file, which appears whole.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
-    target = Path(path)
-    part = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        part.write_text(f"{listening.getsockname()[1]}\n", encoding="ascii")
-        part.replace(target)
-    except OSError as error:
-        msg = f"port_file {path} cannot be written ({error}); name a file in a folder of yours"
-        raise ConfigError(msg) from error
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from paceline.api.server import responses
+from paceline.api.server import responses, responses_page
 from paceline.api.server.bodies import body_schema, parsed
 from paceline.api.server.disconnect import until_gone
 from paceline.api.server.errors import ApiError, api_error, bad, shown
@@ -48,6 +48,7 @@ class Running:
         self.call = call
         self.events = ResponseEvents(call)
         self.is_cancelled = False
+        self.is_forgotten = False
         self._stream = stream
         self._kept = kept
         self._is_open = True
@@ -81,6 +82,11 @@ class Running:
         self._stream.abort()
         return responses.response_of(self.call, self.events.output, "cancelled")
 
+    def forget(self) -> None:
+        """Call the answer off; nothing of it is kept."""
+        self.is_forgotten = True
+        self.cancel()
+
 
 class Responses:
     """What the paths share: the responses that are kept, and those in the making."""
@@ -96,12 +102,18 @@ class Responses:
         """The request, with the conversation that it goes on with.
 
         Raises:
-            ApiError: 400, or 404: there is no such earlier response.
+            ApiError: 400, or 404: there is no such earlier response, or it is still being made.
         """
         raw = await request.body()
         body = await asyncio.to_thread(parsed, raw, ResponsesRequest)
         earlier: tuple[Item, ...] = ()
         if body.previous_response_id is not None:
+            if self.running(request, body.previous_response_id) is not None:
+                msg = (
+                    f"the response {shown(body.previous_response_id, 80)!r} is still being made; one that "
+                    "has ended can be gone on with; wait for its end, or cancel it"
+                )
+                raise bad(msg, "previous_response_id")
             stored = self.found(request, body.previous_response_id, "previous_response_id")
             earlier = tuple(stored.items)
         read = partial(
@@ -135,11 +147,23 @@ class Responses:
         self._running[owner, call.id] = running
         return running
 
+    def forget(self, request: Request, response_id: str) -> None:
+        """Forget a response, whether it is kept or in the making.
+
+        Raises:
+            ApiError: 404; there is none, or it was made with another key.
+        """
+        running = self._running.pop((owner_of(request), response_id), None)
+        if running is not None:
+            running.forget()
+        elif not self.store.drop(owner_of(request), response_id):
+            raise _missing(response_id, "response_id")
+
     def _ended(self, owner: str, running: Running) -> None:
         """Keep what came of a response."""
-        del self._running[owner, running.call.id]
+        self._running.pop((owner, running.call.id), None)
         response = running.events.response
-        if response is not None and running.call.is_stored:
+        if response is not None and running.call.is_stored and not running.is_forgotten:
             self.store.put(owner, response, running.call.inputs)
 
 
@@ -185,6 +209,7 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
         if stream not in {None, "false"}:
             msg = "stream: a response that was made is told as a whole; leave it out"
             raise bad(msg, "stream")
+        responses_page.refuse(request.query_params, "include", "starting_after")
         running = shared.running(request, response_id)
         if running is not None:
             output = running.events.output
@@ -196,20 +221,31 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
         responses=RESPONSES["input_items"],
         operation_id="list_input_items",
     )
-    async def input_items(response_id: str, request: Request) -> Response:
-        """The conversation that a response answers, earliest first."""
-        inputs = shared.found(request, response_id).inputs
+    async def input_items(
+        response_id: str,
+        request: Request,
+        limit: str | None = None,
+        order: str | None = None,
+        after: str | None = None,
+        before: str | None = None,
+    ) -> Response:
+        """The conversation that a response answers, earliest first; all of it, or a page."""
+        responses_page.refuse(request.query_params, "include")
+        running = shared.running(request, response_id)
+        inputs = (
+            shared.found(request, response_id).inputs if running is None else running.call.inputs
+        )
         data = [{"id": f"in_{i}_{response_id}", **item} for i, item in enumerate(inputs)]
-        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
-        return JsonAnswer({"object": "list", "data": data, **ends})
+        return JsonAnswer(
+            responses_page.page(data, limit=limit, order=order, after=after, before=before)
+        )
 
     @found.delete(
         "/v1/responses/{response_id}", responses=RESPONSES["delete"], operation_id="delete_response"
     )
     async def delete(response_id: str, request: Request) -> Response:
-        """Forget a response."""
-        if not shared.store.drop(owner_of(request), response_id):
-            raise _missing(response_id, "response_id")
+        """Forget a response; one that is being made is called off."""
+        shared.forget(request, response_id)
         return JsonAnswer({"id": response_id, "object": "response", "deleted": True})
 
     @found.post(

@@ -60,10 +60,15 @@ class Server(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen, and say so; end in order where that fails."""
         await super().startup(sockets)
-        if self.started and not self.should_exit:
+        if not self.started or self.should_exit:
+            return
+        try:
             self._ready()
+        except BaseException:
+            await self.shutdown(sockets)
+            raise
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End; where that cannot wait, clients are left before tasks are cancelled, which would fail."""
