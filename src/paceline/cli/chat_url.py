@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from paceline.api.options import engine_config, options
 from paceline.bench.serve_client import Answer, Endpoint, ask, served_models
 from paceline.bench.serve_http import Address, HttpClient
-from paceline.cli.console import notes, say
+from paceline.cli.console import harmless, notes, remark_on, say
 from paceline.cli.talk import Turn, talk
 from paceline.core.config import EngineConfig
 from paceline.core.errors import ConfigError, PacelineError, RequestError
@@ -100,7 +101,8 @@ class _Show:
 
     def __call__(self, text: str, reasoning: str) -> None:
         if reasoning and self._thoughts:
-            self._console.print(reasoning, style="dim", end="", markup=False)
+            shown = harmless(reasoning, sys.stderr)
+            self._console.print(shown, style="dim", end="", markup=False)
             self._thinks = True
         if text:
             self._end_thought()
@@ -152,9 +154,9 @@ def chat_at(
     show = None if as_json else _Show(thoughts=shows_remarks)
     answer = remote.answer(messages, show)
     if as_json:
-        print(json.dumps(_as_dict(answer), ensure_ascii=False))
+        say(json.dumps(_as_dict(answer), ensure_ascii=False) + "\n")
     if shows_remarks:
-        notes().print(remark(answer), style="dim", markup=False)
+        remark_on(remark(answer))
     return 0
 
 

@@ -11,6 +11,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -27,6 +28,9 @@ from paceline.core.errors import ConfigError, RequestError
 # What "-" is turned into before flags are parsed, where it would look like one; no argument of a
 # process can hold a NUL.
 STDIN = "\0stdin"
+
+# What moves a cursor, renames a window or rings on a terminal; lines and tabs do no harm.
+_CONTROLS = {n: "\ufffd" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
 
 
 class PlainConsole(Console):
@@ -45,16 +49,31 @@ def notes() -> Console:
     return console
 
 
+def harmless(text: str, stream: TextIO) -> str:
+    """Text of a model or a server as it may be written: a terminal would obey what it holds of controls.
+
+    Args:
+        text: from outside.
+        stream: where it goes; a file or a pipe gets it as it is.
+    """
+    return text.replace("\r\n", "\n").translate(_CONTROLS) if stream.isatty() else text
+
+
 def say(text: str) -> None:
     """Write a part of an answer at once."""
-    sys.stdout.write(text)
+    sys.stdout.write(harmless(text, sys.stdout))
     sys.stdout.flush()
+
+
+def remark_on(text: str) -> None:
+    """Say on stderr how an answer was made."""
+    notes().print(harmless(text, sys.stderr), style="dim", markup=False)
 
 
 def complain(message: str) -> None:
     """Say what is wrong, on stderr."""
     with contextlib.suppress(BrokenPipeError):
-        print(f"paceline: {message}", file=sys.stderr)
+        print(harmless(f"paceline: {message}", sys.stderr), file=sys.stderr)
 
 
 def epilogue(examples: Sequence[str]) -> str | None:

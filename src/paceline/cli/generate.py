@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from paceline.cli.console import notes, read_prompt, say, waiting
+from paceline.cli.console import read_prompt, remark_on, say, waiting
 from paceline.cli.flags import with_flags
 from paceline.core.config import EngineConfig
 from paceline.core.errors import PacelineError
@@ -66,16 +66,16 @@ def answer(
     if as_json:
         results = llm.generate(prompt_ids, params)
         for result in results:
-            print(json.dumps(as_dict(result), ensure_ascii=False))
+            say(json.dumps(as_dict(result), ensure_ascii=False) + "\n")
     elif params.n > 1:
         results = llm.generate(prompt_ids, params)
         for result in results:
-            print(f"--- {result.sample_index}\n{result.text}")
+            say(f"--- {result.sample_index}\n{result.text}\n")
     else:
         results = [stream_text(llm, prompt_ids, params)]
     if sys.stderr.isatty() if stats is None else stats:
         for result in results:
-            notes().print(remark(result), style="dim")
+            remark_on(remark(result))
     for result in results:
         if result.error is not None:
             raise PacelineError(result.error)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.cli.console import complain, notes
+from paceline.cli.console import complain, notes, remark_on
 from paceline.core.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -79,4 +79,4 @@ def talk(
             continue
         messages += [asked, {"role": "assistant", "content": turn.text}]
         if shows_remarks:
-            notes().print(turn.remark, style="dim", markup=False)
+            remark_on(turn.remark)

@@ -217,3 +217,50 @@ def test_commands_are_not_sent_to_a_model_that_is_loaded_here(run, monkeypatch) 
     assert len(ran.engines[0].added) == 1
     assert "/clear, /reset" in ran.err
     assert "no command /nonsense" in ran.err
+
+
+SPELL = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\x00\x7f"
+
+
+def bewitched(_: object) -> list[object]:
+    return chunked(
+        event(delta(reasoning_content=f"think{SPELL}")),
+        event(delta(content=f"a\tb\r\nc{SPELL}")),
+        event(delta(f"stop{SPELL}")),
+        event("[DONE]"),
+    )
+
+
+def is_tame(text: str) -> bool:
+    return not {c for c in text if ord(c) < 32 or 127 <= ord(c) < 160} - set("\n\t")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_server_gives_a_terminal_no_orders(run, monkeypatch, as_json: bool) -> None:
+    """It could rename the window, or write what looks like somebody else's words."""
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "dumb")  # no colours of our own
+    monkeypatch.setenv("NO_COLOR", "1")
+    words = ("--json",) if as_json else ()
+    with FakeServer(bewitched) as server:
+        ran = run("chat", "--url", server.url, "Hi", "--stats", *words)
+    assert ran.code == 0, ran.err
+    assert is_tame(ran.out + ran.err)
+    assert "]0;owned" in ran.out
+    assert "finish stop\ufffd]0;owned" in ran.err
+    if not as_json:
+        assert ran.out.startswith("a\tb\nc\ufffd]0;owned\ufffd")
+        assert "think\ufffd]0;owned" in ran.err
+    with FakeServer(lambda _: whole({"error": {"message": f"no{SPELL}"}}, "400 Bad")) as server:
+        ran = run("chat", "--url", server.url, "Hi")
+    assert ran.code == 2
+    assert "no\ufffd]0;owned" in ran.err
+    assert is_tame(ran.err)
+
+
+def test_a_pipe_gets_an_answer_as_it_is(run) -> None:
+    """Programs want what the server said."""
+    with FakeServer(bewitched) as server:
+        ran = run("chat", "--url", server.url, "Hi")
+    assert ran.out == f"a\tb\r\nc{SPELL}\n"
