@@ -116,6 +116,12 @@ def _message(message: object, index: int, source: str) -> dict[str, _Data]:
     asks = "tool_calls" in plain and "content" in plain and _ASKS_FOR_NONE.search(source)
     plain = {key: v for key, v in plain.items() if v is not None or (asks and key == "content")}
     role = plain.get("role")
+    if role is None:
+        msg = (
+            f"{where} has no role; {', '.join(KNOWN_ROLES)} and those that the model's template names are "
+            "possible; give the message a `role`"
+        )
+        raise TemplateError(msg)
     if not isinstance(role, str) or not (role in KNOWN_ROLES or _names(source, role)):
         msg = (
             f"{where} has the unknown role {role!r}; known roles: {', '.join(KNOWN_ROLES)}, and "
@@ -144,6 +150,12 @@ def _check_content(content: _Data, where: str) -> None:
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         if isinstance(part, dict) and kind == "text" and isinstance(part.get("text"), str):
             continue
+        if kind == "text":
+            msg = (
+                f"{where} has a part of type 'text' without `text`; a string is possible there; write "
+                '{"type": "text", "text": "..."}, or remove the part'
+            )
+            raise TemplateError(msg)
         msg = (
             f"{where} has content of type {kind!r}; a string or a list of "
             '{"type": "text", "text": "..."} is possible; remove the other parts'

@@ -116,8 +116,8 @@ def template_variables(kwargs: Mapping[str, object] | None) -> dict[str, Any]:
     taken = sorted(_RESERVED & given.keys())
     if taken:
         msg = (
-            f"chat_template_kwargs sets {', '.join(taken)}; all other names are possible; use the "
-            "arguments of chat() for these"
+            f"chat_template_kwargs sets {', '.join(taken)}; all other names are possible; give "
+            "these by themselves, beside it"
         )
         raise TemplateError(msg)
     return dict(given)

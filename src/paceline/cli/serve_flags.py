@@ -6,6 +6,7 @@ know the same names: fields of `ServerSettings` and the engine's flat options.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -125,7 +126,14 @@ def _serving(given: dict[str, Any]) -> Serving:
     path = given.pop(_CONFIG, None)
     values = _canonical(given, "on the command line or in the environment")
     if path is not None:
-        values = {**_canonical(read_file(path), f"in {path}"), **values}
+        stated = _canonical(read_file(path), f"in {path}")
+        if _CONFIG in stated:
+            msg = (
+                f"the configuration {path} names a configuration of its own; one file is read; put its "
+                "lines into this one"
+            )
+            raise ConfigError(msg)
+        values = {**stated, **values}
     return serving_of(values)
 
 
@@ -175,12 +183,14 @@ def read_file(path: Path) -> dict[str, Any]:
     """A YAML file's keys and values.
 
     Raises:
-        ConfigError: it cannot be read, or is no mapping.
+        ConfigError: it cannot be read, is no mapping, or has a key twice.
     """
     import yaml  # type: ignore[import-untyped]
 
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        found = yaml.safe_load(text)
+        twice = _twice(yaml.compose(text, Loader=yaml.SafeLoader))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         msg = (
             f"the configuration {path} cannot be read ({error}); give a YAML file of 'flag: value'"
@@ -188,10 +198,37 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(msg) from error
     if found is None:
         return {}
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    if not isinstance(found, dict):
         msg = f"the configuration {path} is no mapping; write lines such as 'port: 8000'"
         raise ConfigError(msg)
+    strange = [key for key in found if not isinstance(key, str)]
+    if strange:
+        msg = (
+            f"the configuration {path} has the key {strange[0]!r}, which is no name of a flag; write "
+            "lines such as 'port: 8000'"
+        )
+        raise ConfigError(msg)
+    if twice is not None:
+        msg = f"the configuration {path} has {twice!r} twice; one value is possible; keep one of the lines"
+        raise ConfigError(msg)
     return found
+
+
+def _twice(root: Any) -> str | None:
+    """A key that a mapping of a YAML document has twice: of two, the reader would silently take the last."""
+    left, seen = [root], set()
+    while left:
+        node = left.pop()
+        if id(node) in seen or not isinstance(getattr(node, "value", None), list):
+            continue
+        seen.add(id(node))
+        pairs = [item for item in node.value if isinstance(item, tuple)]
+        keys = [key.value for key, _ in pairs if isinstance(key.value, str)]
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                return str(key)
+        left += [value for _, value in pairs] or node.value
+    return None
 
 
 def check_environment(names: Iterable[str]) -> None:
@@ -200,11 +237,23 @@ def check_environment(names: Iterable[str]) -> None:
     Raises:
         ConfigError: there is one.
     """
-    known = {environment.serve_variable(name) for name in _known()}
-    strange = [unknown(name, known) for name in names if name not in known]
+    known = {environment.serve_variable(name): name for name in _known()}
+    strange = [_strange(name) for name in names if name not in known]
     if strange:
         msg = "invalid environment: " + "; ".join(strange)
         raise ConfigError(msg)
+
+
+def _strange(variable: str) -> str:
+    """What is said of a variable that nobody knows; the part that all have in common says nothing."""
+    own = variable.removeprefix(environment.serve_variable("")).lower()
+    near = difflib.get_close_matches(own, _known(), n=1)
+    hint = (
+        f"did you mean {environment.serve_variable(near[0])!r}?"
+        if near
+        else "the flags of 'paceline serve --help' are possible; unset it"
+    )
+    return f"unknown variable {variable!r}; {hint}"
 
 
 def _known() -> list[str]:

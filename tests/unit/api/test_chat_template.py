@@ -189,7 +189,7 @@ def test_roles_that_the_template_names_are_known() -> None:
         ("hello", "chat from a str"),
         ({"role": "user", "content": "x"}, "chat from a dict"),
         ([USER, "hello"], "message 1 is a str"),
-        ([{"content": "x"}], "message 0 has the unknown role None"),
+        ([{"content": "x"}], "message 0 has no role"),
         ([{"role": "wizard", "content": "x"}], "unknown role 'wizard'; known roles: system"),
         ([{"role": 3, "content": "x"}], "unknown role 3"),
         ([USER, {"role": "user"}], r"message 1 \(user\) has no content"),
@@ -197,7 +197,7 @@ def test_roles_that_the_template_names_are_known() -> None:
         ([{"role": "user", "content": 3}], "content of type 'int'"),
         ([{"role": "user", "content": ["x"]}], "content of type 'str'"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "content of type 'image_url'"),
-        ([{"role": "user", "content": [{"type": "text"}]}], "content of type 'text'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "type 'text' without `text`"),
         ([{"role": "user", "content": "x", "extra": object()}], "message 0 holds a object"),
     ],
 )

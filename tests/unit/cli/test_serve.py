@@ -140,7 +140,10 @@ def test_flags_go_before_the_environment_and_that_before_the_file(
         ("port: many", "port must be a whole number, got 'many'"),
         ("max_len: 1\nmax_model_len: 2", "--max-len is given twice in"),
         ("- port", "is no mapping; write lines such as"),
-        ("1: 2", "is no mapping"),
+        ("1: 2", "has the key 1, which is no name of a flag"),
+        ("port: 1\nmodel: x\nport: 1", "has 'port' twice; one value is possible"),
+        ("speculative_config: {method: ngram, method: suffix}", "has 'method' twice"),
+        ("config: x", "names a configuration of its own"),
         ("a: [", "cannot be read"),
         ("port: 70000", "port is 70000; 0 to 65535 is possible"),
         ("ssl_certfile: x", "of ssl_certfile and ssl_keyfile one is missing"),
@@ -185,6 +188,16 @@ def test_an_unknown_variable_is_told(refused, monkeypatch: pytest.MonkeyPatch) -
     told = refused()
     assert "did you mean 'PACELINE_SERVE_API_KEY'?" in told
     assert "secret" not in told
+
+
+def test_a_variable_like_none_of_ours_gets_no_guess(
+    refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That all of them begin alike makes none of them the one that was meant."""
+    monkeypatch.setenv("PACELINE_SERVE_FOO", "1")
+    told = refused()
+    assert "unknown variable 'PACELINE_SERVE_FOO'; the flags of" in told
+    assert "did you mean" not in told
 
 
 def test_every_setting_and_option_can_stand_in_all_three_places(asked) -> None:

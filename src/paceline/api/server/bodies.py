@@ -35,6 +35,10 @@ B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 
 
+class _NumberError(ValueError):
+    """A number that JSON does not have, or that cannot be held."""
+
+
 async def understood(request: Request, model: type[B], read: Callable[[B], T]) -> T:
     """What a request asks: its body is parsed, checked and turned into `T`, in a thread if that may take long.
 
@@ -88,22 +92,24 @@ def _json(body: bytes) -> object:
         why, cause = f"byte {error.start} is no UTF-8", error
     except RecursionError as error:
         why, cause = "it is nested too deeply", error
-    except ValueError as error:
+    except _NumberError as error:
         why, cause = str(error), error
+    except ValueError as error:  # Python's, which speaks of a setting of its own
+        why, cause = "a number in it has thousands of digits", error
     msg = f"the body is no JSON: {shown(why)}; send a JSON object, encoded as UTF-8"
     raise bad(msg, None) from cause
 
 
 def _no_constant(name: str) -> float:
     msg = f"{name} is no number of JSON"
-    raise ValueError(msg)
+    raise _NumberError(msg)
 
 
 def _float(text: str) -> float:
     value = float(text)
     if math.isinf(value):
         msg = f"{text[:40]} is too large a number"
-        raise ValueError(msg)
+        raise _NumberError(msg)
     return value
 
 

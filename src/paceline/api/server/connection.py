@@ -124,6 +124,9 @@ class Connection(HttpToolsProtocol):
         self._answering = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing is logged: whoever offers another protocol is answered in this one."""
+
     def timeout_keep_alive_handler(self) -> None:
         """Nothing more was asked for; whoever has not even taken the last answer will not."""
         if self.transport.get_write_buffer_size():

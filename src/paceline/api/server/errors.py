@@ -44,6 +44,10 @@ MAX_VALUE = 200  # characters of a value that is quoted
 MAX_MESSAGE = 4000  # characters of a message as a whole
 # Not a JSON pointer, which leads into what the client sent itself.
 _PATH = re.compile(r"(?<![\w:/.#])(?!/v1/)(?:/[\w.@+-]+){2,}/?|\b[A-Za-z]:\\[^\s'\"]+")
+# What pydantic calls a member of a union in the place of an error.
+_MEMBERS = frozenset(
+    ("str", "bool", "int", "float", "dict", "list", "constrained-str", "constrained-int")
+)
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,}\b")
 
 
@@ -186,5 +190,5 @@ def _place(error: Mapping[str, Any]) -> str:
     """Where an error is: "messages.0.role", without "body" and without names of types."""
     loc = [part for part in error.get("loc", ()) if part != "body"]
     # A union's member appears in the place as the name of its type: of no use to a client.
-    parts = [str(part) for part in loc if "[" not in str(part)]
+    parts = [str(part) for part in loc if "[" not in str(part) and part not in _MEMBERS]
     return shown(".".join(parts), 100)

@@ -111,6 +111,13 @@ class BodyLimits:
         return ApiError(413, msg, code="request_too_large")
 
     async def _check(self, scope: Scope, body: bytes) -> None:
+        coding = _header(scope, b"content-encoding").strip().lower()
+        if body and coding not in {b"", b"identity"}:
+            msg = (
+                f"the body's Content-Encoding is {coding[:100].decode('latin-1')!r}; plain bodies are "
+                "possible; send it uncompressed, without that header"
+            )
+            raise ApiError(415, msg)
         kind = _header(scope, b"content-type").partition(b";")[0].strip().lower()
         if body and not _is_json(kind):
             msg = (

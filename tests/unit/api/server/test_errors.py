@@ -5,6 +5,7 @@ import json
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from paceline.api.server.bodies import parsed
 from paceline.api.server.errors import (
     MAX_ERRORS,
     ApiError,
@@ -75,6 +76,28 @@ def test_validation_errors_are_bounded() -> None:
     assert "and 41 more" in error.message
     assert len(error.message) < 4000
     assert error.param == "a.0"
+
+
+class Either(BaseModel):
+    input: str | list[Pair] | bool
+
+
+def test_places_name_fields_and_no_members_of_unions() -> None:
+    """A client has sent `input`, and never heard of `input.str`."""
+    with pytest.raises(ValidationError) as caught:
+        Either.model_validate({"input": 3.5})
+    error = validation_error(caught.value.errors())
+    assert error.param == "input"
+    assert "input.str" not in error.message
+    assert "input.bool" not in error.message
+
+
+def test_a_number_of_thousands_of_digits_is_told_without_pythons_advice() -> None:
+    """Which is for programmers of the server."""
+    with pytest.raises(ApiError, match="thousands of digits") as caught:
+        parsed(b'{"a": ' + b"9" * 5000 + b"}", Pair)
+    assert caught.value.status == 400
+    assert "sys." not in caught.value.message
 
 
 def test_values_are_shown_briefly() -> None:

@@ -128,6 +128,33 @@ def test_only_json_is_read(server: LocalServer, kind: str, status: int) -> None:
         assert client.post(PATH, content=json.dumps(body()), headers=headers).status_code == status
 
 
+@pytest.mark.parametrize("coding,status", [("gzip", 415), ("br, gzip", 415), ("identity", 200)])
+def test_a_compressed_body_is_told_what_it_is(
+    server: LocalServer, coding: str, status: int
+) -> None:
+    """Not that it is no JSON."""
+    with server.client() as client:
+        headers = {"content-type": "application/json", "content-encoding": coding}
+        answer = client.post(PATH, content=json.dumps(body()), headers=headers)
+    assert answer.status_code == status
+    if status != 200:
+        assert "send it uncompressed" in answer.json()["error"]["message"]
+
+
+def test_a_web_socket_is_answered_in_http_and_logs_nothing(
+    server: LocalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """uvicorn would advise an operator to install what nobody here uses."""
+    offer = (
+        b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+        b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+    )
+    with caplog.at_level("INFO"), server.raw() as connection:
+        connection.sendall(offer)
+        assert connection.recv(12) == b"HTTP/1.1 200"
+    assert "pip install" not in caplog.text
+
+
 @pytest.mark.parametrize(
     "text,depth",
     [
