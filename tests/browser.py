@@ -95,9 +95,9 @@ class Page:
         field.clear()
         field.send_keys(value)
 
-    def heard(self) -> list[dict[str, Any]]:
-        """The choices of all chunks that the server has sent, as they were on the wire."""
-        choices = []
+    def events(self) -> list[dict[str, Any]]:
+        """All that the server has streamed since this was last called, as it was on the wire."""
+        events = []
         for request_id, url in asked(self.driver):
             self.asked.append(url)
             if not url.endswith("/completions"):
@@ -106,9 +106,16 @@ class Page:
                 "Network.getResponseBody", {"requestId": request_id}
             )
             lines = found["body"].split("\n\n")
-            events = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
-            choices += [choice for event in events for choice in json.loads(event)["choices"]]
-        return choices
+            events += [
+                json.loads(line.removeprefix("data: "))
+                for line in lines
+                if line.startswith("data: {")
+            ]
+        return events
+
+    def heard(self) -> list[dict[str, Any]]:
+        """The choices of all these events."""
+        return [choice for event in self.events() for choice in event["choices"]]
 
     def send(self, text: str = LINE, *, tokens: str = "40") -> None:
         self.put("#max-tokens", tokens)

@@ -93,6 +93,39 @@ def test_the_tree_shows_nodes_and_the_accepted_path(page: Page) -> None:
     ]
 
 
+def test_the_rate_of_a_whole_answer_is_what_the_server_measured(page: Page) -> None:
+    """Not what the browser has seen, which is the connection's as well."""
+    page.ask()
+    page.wait("return document.getElementById('rate-name').textContent === 'Tokens per second'")
+    [told] = [event["timings"] for event in page.events() if "timings" in event]
+    rate = told["predicted_per_second"]
+    shown = page.text("#rate")
+    assert ("." in shown) == (rate < 10)
+    assert abs(float(shown) - rate) <= (0.051 if rate < 10 else 0.51)
+
+
+def test_a_live_answer_shows_its_newest_tree(browser: Any, server: ServerProcess) -> None:
+    """While more is to come: the tree, the step's number, and a rate that says it is of now."""
+    with Relay(server.url) as relay:
+        page = Page(browser, relay.url)
+        relay.stall_after(b'"trees":[{')
+        page.send(tokens="200")
+        page.wait("return document.querySelectorAll('#tree .node.root').length === 1")
+        assert page.element("#transcript").get_attribute("aria-busy") == "true"
+        last = page.run("return document.getElementById('step').max")
+        assert page.text("#step-number") == f"{last} of {last}"
+        assert re.match(r"\d+ drafted: |Nothing was drafted", page.text("#tree-words"))
+        own = page.run("return document.querySelectorAll('#tree .node:is(.accepted, .own)').length")
+        marked = page.run("return document.querySelectorAll('.answer .token.current').length")
+        assert own == marked > 0
+        assert page.text("#rate-name") == "Tokens per second now"
+        assert re.fullmatch(r"–|\d+(\.\d)?", page.text("#rate"))
+        page.element("#stop").click()
+        page.wait(IDLE)
+        assert page.text("#rate-name") == "Tokens per second now", "no figure of the server's came"
+    said(browser)
+
+
 def test_two_drafters_side_by_side(page: Page) -> None:
     """The same prompt, seed and options; both answers, and whether they are equal."""
     page.element("#compare").click()
