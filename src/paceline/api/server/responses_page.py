@@ -6,12 +6,17 @@ Unlike there, a list without `order` begins with its earliest item, and one with
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import WithJsonSchema
 
 from paceline.api.server.errors import bad, shown
 
 _MOST = 100
 _ORDERS = ("asc", "desc")
+# As texts, since what is no number gets the error that all wrong values get.
+Limit = Annotated[str, WithJsonSchema({"type": "integer", "minimum": 1, "maximum": _MOST})]
+Order = Annotated[str, WithJsonSchema({"type": "string", "enum": list(_ORDERS)})]
 
 
 def refuse(query: Mapping[str, str], *names: str) -> None:
@@ -30,6 +35,26 @@ def refuse(query: Mapping[str, str], *names: str) -> None:
                 f"{name}: a response is told as a whole, with all that is kept of it; leave it out"
             )
             raise bad(msg, name)
+
+
+def check(limit: str | None, order: str | None) -> None:
+    """Refuse what no list has.
+
+    Args:
+        limit: how many items at most; None: all.
+        order: by time; None: "asc".
+
+    Raises:
+        ApiError: 400; the limit is no number from 1 to 100, or the order is neither "asc" nor "desc".
+    """
+    if order is not None and order not in _ORDERS:
+        msg = f"order is {shown(order, 40)!r}; asc and desc are possible; send one, or leave it out"
+        raise bad(msg, "order")
+    if limit is None:
+        return
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= _MOST):
+        msg = f"limit is {shown(limit, 40)!r}; 1 to {_MOST} is possible; send that, or leave it out for all"
+        raise bad(msg, "limit")
 
 
 def page(
@@ -52,10 +77,8 @@ def page(
     Raises:
         ApiError: 400; a value that none of them can have.
     """
-    if order is not None and order not in _ORDERS:
-        msg = f"order is {shown(order, 40)!r}; asc and desc are possible; send one, or leave it out"
-        raise bad(msg, "order")
-    most = len(items) if limit is None else _limit(limit)
+    check(limit, order)
+    most = len(items) if limit is None else int(limit)
     listed = list(items) if order != "desc" else list(reversed(items))
     ids = [item["id"] for item in listed]
     begin = 0 if after is None else _index(ids, after, "after") + 1
@@ -69,13 +92,6 @@ def page(
         "last_id": data[-1]["id"] if data else None,
         "has_more": len(data) < len(between),
     }
-
-
-def _limit(text: str) -> int:
-    if text.isascii() and text.isdigit() and len(text) <= 3 and 1 <= int(text) <= _MOST:
-        return int(text)
-    msg = f"limit is {shown(text, 40)!r}; 1 to {_MOST} is possible; send that, or leave it out for all"
-    raise bad(msg, "limit")
 
 
 def _index(ids: Sequence[str], wanted: str, name: str) -> int:

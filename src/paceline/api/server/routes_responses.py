@@ -224,13 +224,14 @@ def router(service: Service, context: Context, *, planner: Planner = PLAIN) -> A
     async def input_items(
         response_id: str,
         request: Request,
-        limit: str | None = None,
-        order: str | None = None,
+        limit: responses_page.Limit | None = None,
+        order: responses_page.Order | None = None,
         after: str | None = None,
         before: str | None = None,
     ) -> Response:
         """The conversation that a response answers, earliest first; all of it, or a page."""
         responses_page.refuse(request.query_params, "include")
+        responses_page.check(limit, order)
         running = shared.running(request, response_id)
         inputs = (
             shared.found(request, response_id).inputs if running is None else running.call.inputs

@@ -98,6 +98,7 @@ def test_what_a_query_asks_for_is_done_or_refused_by_name(client: httpx2.Client)
     for url, param in (
         (f"{items}?limit=0", "limit"),
         (f"{items}?order=up", "order"),
+        (f"{PATH}/resp_none/input_items?limit=0", "limit"),  # wrong whatever it is of
         (f"{items}?after=x", "after"),
         (f"{items}?before=in_9_{made}", "before"),
         (f"{items}?include=x", "include"),
