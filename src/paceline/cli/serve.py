@@ -113,6 +113,8 @@ def _run(serving: Serving) -> int:
         code = _live(llm, serving, listening, clock)
     finally:
         listening.close()
+        if llm is None and settings.uds is not None:
+            Path(settings.uds).unlink(missing_ok=True)
         ended = llm is None or life.close_or_leave(llm.close, _CLOSE_S)
     if not ended:
         log.error("the engine's step does not end; the process ends without it")

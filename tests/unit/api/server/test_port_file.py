@@ -135,6 +135,13 @@ def test_a_unix_socket_that_cannot_be_is_told_with_its_own_advice(
     assert (tmp_path / "file").read_text() == "precious"
 
 
+def test_a_start_that_fails_leaves_no_socket(refused, tmp_path: Path, monkeypatch) -> None:
+    """Its place is taken before the model is loaded."""
+    monkeypatch.chdir(tmp_path)
+    assert "unknown model" in refused("--uds", "s", "--model", "/nowhere/at/all")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_host_that_is_no_name_is_told(refused) -> None:
     """Python's own refusal of it is no OSError."""
     assert "cannot listen at a..b port 0" in refused("--host", "a..b")
