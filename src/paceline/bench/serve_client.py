@@ -285,6 +285,12 @@ async def served_models(client: HttpClient) -> list[Mapping[str, Any]]:
         cards = [c for c in json.loads(body.text)["data"] if isinstance(c["id"], str)]
     except (ValueError, KeyError, TypeError, RecursionError):
         cards = []
+    if body.status == 401:
+        msg = (
+            f"the server was asked for its models (/v1/models) and wants a key: {said}; give one with "
+            "--api-key, or in the variable OPENAI_API_KEY"
+        )
+        raise PacelineError(msg)
     if body.status != 200 or not cards:
         msg = (
             f"the server was asked for its models (/v1/models) and named none: {said}; name the model "

@@ -62,16 +62,25 @@ class RandomPrompts:
 
 
 def chosen(workload: Workload, num: int, seed: int) -> Workload:
-    """At most `num` prompts of a workload, mixed: in random order, groups taking turns."""
+    """At most `num` prompts of a workload, mixed: groups take turns, and categories within a group's turns."""
     drawn = random.Random(seed)  # noqa: S311 (no secret)
-    piles: dict[tuple[str, str], list[Prompt]] = {}
+    groups: dict[str, dict[str, list[Prompt]]] = {}
     for prompt in workload.prompts:
-        piles.setdefault((prompt.group, prompt.category), []).append(prompt)
-    for pile in piles.values():
-        drawn.shuffle(pile)
-    depth = max(map(len, piles.values()))
-    mixed = [pile[i] for i in range(depth) for pile in piles.values() if i < len(pile)]
-    return replace(workload, prompts=tuple(mixed[:num]))
+        groups.setdefault(prompt.group, {}).setdefault(prompt.category, []).append(prompt)
+    queues = []
+    for categories in groups.values():
+        piles = list(categories.values())
+        for pile in piles:
+            drawn.shuffle(pile)
+        drawn.shuffle(piles)
+        queues.append(_by_turns(piles))
+    return replace(workload, prompts=tuple(_by_turns(queues)[:num]))
+
+
+def _by_turns(piles: Sequence[Sequence[Prompt]]) -> list[Prompt]:
+    """One of each pile, then the next of each, until all are used up."""
+    depth = max(map(len, piles), default=0)
+    return [pile[i] for i in range(depth) for pile in piles if i < len(pile)]
 
 
 def calls_of(workload: Workload, num: int) -> list[Call]:

@@ -191,7 +191,7 @@ class RequestStats:
     # One entry per verify pass, if the request lists its steps; else empty.
     drafted_per_step: Sequence[int] = ()
     accepted_per_step: Sequence[int] = ()
-    drafter: str | None = None  # that the request named
+    drafter: str | None = None  # that the request named; "none" where it wanted no drafts
 
     @property
     def accept_length(self) -> float:

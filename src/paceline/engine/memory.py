@@ -94,8 +94,11 @@ def size_pool(
         max_len, need = fits, affordable
     wanted = config.num_pages or config.max_rows * need
     pages = min(wanted, affordable)
+    why = source if pages < wanted else f"as many as were asked for, within {source}"
+    if pages == wanted and config.num_pages is None:
+        why = f"all that {config.max_rows} rows of {max_len} tokens need, within {source}"
     note = (
-        f"KV pool: {pages} pages of {size} tokens, {pages * bytes_per_page / _GB:.2f} GB ({source}); "
+        f"KV pool: {pages} pages of {size} tokens, {pages * bytes_per_page / _GB:.2f} GB ({why}); "
         f"context window {max_len} tokens"
     )
     return PoolSize(num_pages=pages, max_len=max_len, note=note)

@@ -124,6 +124,7 @@ class Sequence:
 
     def stats(self) -> RequestStats:
         """Counters so far; times in seconds."""
+        params = self.request.params
         end = self.finished_at if self.finished_at is not None else time.perf_counter()
         started = self.started_at if self.started_at is not None else end
         first = self.first_token_at if self.first_token_at is not None else end
@@ -142,7 +143,7 @@ class Sequence:
             num_drafter_steps=self.num_drafter_steps,
             drafted_per_step=tuple(drafted for drafted, _ in self.steps),
             accepted_per_step=tuple(accepted for _, accepted in self.steps),
-            drafter=self.request.params.drafter,
+            drafter="none" if params.num_speculative_tokens == 0 else params.drafter,
             queue_s=started - self.added_at,
             prefill_s=first - started,
             decode_s=end - first,

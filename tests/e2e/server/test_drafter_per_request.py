@@ -41,7 +41,9 @@ def test_a_request_names_its_drafter(several, plain_server) -> None:
             assert set(found["choices"][0]["paceline"]["sources"]) <= sources
         found = answer(http, case, speculative={"method": "none"})
         assert shown(found) == expected
-        assert not found["metrics"]["speculative_decoding"]["num_draft_tokens"]
+        figures = found["metrics"]["speculative_decoding"]
+        assert figures["method"] == "none"
+        assert not figures["num_draft_tokens"]
         refused = http.post(
             "/v1/completions", json={**BODY, **case, "speculative": {"method": "eagle3"}}
         )

@@ -207,6 +207,23 @@ def test_prompts_are_mixed_and_their_groups_take_turns() -> None:
     assert chosen(given, 100, seed=1).prompts != every
 
 
+def test_a_group_of_many_categories_gets_no_more_than_its_turn() -> None:
+    """Spec-Bench's mt_bench has eight of thirteen categories, and a sixth of the prompts."""
+    given = Workload(
+        prompts=tuple(
+            Prompt(key=f"{group}/{category}/{i}", group=group, category=category, text="a")
+            for group, categories in (("many", "abcdefgh"), ("one", "x"), ("two", "yz"))
+            for category in categories
+            for i in range(6)
+        ),
+        sources=(),
+    )
+    found = chosen(given, 12, seed=0).prompts
+    assert [p.group for p in found] == ["many", "one", "two"] * 4
+    assert len({p.category for p in found if p.group == "many"}) == 4
+    assert [p.category for p in found if p.group == "two"][:2] in (["y", "z"], ["z", "y"])
+
+
 def test_speed_bench_s_shape_is_read(tmp_path: Path) -> None:
     """question_id, category, messages: system and first user message."""
     path = tmp_path / "speed.jsonl"
