@@ -7,9 +7,13 @@ trees of a suffix drafter, and equal plain decoding's.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import re
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -138,3 +142,67 @@ def test_answers_validate(tmp_path: Path) -> None:
     assert len(found) == 40
     assert len(finished) > 35
     assert len(set(finished)) > 18
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[ModuleType]:
+    """benchmarks/json_schemas.py, which does this with the whole suite."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+        yield importlib.import_module("json_schemas")
+
+
+def test_the_script_counts_and_finds_what_is_wrong(script: ModuleType, tmp_path: Path) -> None:
+    """A refusal by keyword, answers that validate, and those of a grammar that is another schema's."""
+    bench = script.prepared(tmp_path / "model", 2, 40, ["compact"])
+    told = {"file": "a/enum.json", "description": "one", "schema": {"enum": ["aa", [1, 2]]}}
+    told["tests"] = [{"data": "aa", "valid": True}, {"data": "b", "valid": False}]
+    other = {**told, "schema": {"contains": {}}, "description": "other"}
+    found = script.measure([told, other], bench)
+    assert (found["cases"], found["accepted"], found["refused"]) == (2, 1, 1)
+    assert found["refused_for"] == {"contains": 1}
+    answers = {"made": 2, "finished": 2, "validated": 2, "cut": 0, "unequal": 0}
+    assert answers.items() <= found["answers"].items()
+    assert found["instances"] == {
+        "invalid": 1,
+        "invalid_allowed": 0,
+        "valid": 1,
+        "valid_allowed": 1,
+    }
+    assert (found["unanswered"], found["failures"]) == (0, [])
+
+    class Liar:
+        """Takes whatever is asked for another schema."""
+
+        def json_schema(self, _: object, *, whitespace: Any) -> Constraint:
+            return bench.constraints.json_schema({"enum": ["b"]}, whitespace=whitespace)
+
+    found = script.measure([told], replace(bench, constraints=Liar()))
+    assert found["instances"]["invalid_allowed"] == 1
+    assert found["answers"]["finished"] == 2
+    assert found["answers"]["validated"] == 0
+    assert len(found["failures"]) == 3
+    assert 'enum: one: "b" is invalid, and allowed' in found["failures"]
+
+
+JUDGED = [
+    ('{"a": 1}', None),
+    ('{"a": "x"}', "does not validate: 'x' is not of type 'integer'"),
+    ('{"a": 1, "a": 2}', "a name twice"),
+    ('{"a": 1', "is no answer"),
+]
+
+
+@pytest.mark.parametrize("text,told", JUDGED)
+def test_the_script_s_judge(script: ModuleType, text: str, told: str | None) -> None:
+    """What is right, wrong, twofold and broken."""
+    found, who = script.verdict({"properties": {"a": {"type": "integer"}}}, text)
+    assert who == "jsonschema"
+    assert (found is None) if told is None else (told in found)
+
+
+def test_the_script_s_second_judge(script: ModuleType) -> None:
+    """For a regex that Python cannot read."""
+    schema = {"pattern": r"^\p{Letter}+$"}
+    assert script.verdict(schema, '"aé"') == (None, "jsonschema_rs")
+    assert "does not validate" in script.verdict(schema, '"a1"')[0]
