@@ -195,7 +195,7 @@ def check_fields(body: Fields, *, strict: bool) -> None:
         named = ", ".join(shown(place, 60) for place in unknown[:_SHOWN])
         msg = (
             f"unknown fields: {named}{more}; /openapi.json lists the known ones; leave these out, or "
-            "start the server without strict fields, which ignores them"
+            "start the server without --strict, which ignores them"
         )
         raise bad(msg, unknown[0])
 
