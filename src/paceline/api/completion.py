@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from paceline.api.results import Alternative, Chunk, Result, TokenLogprob
 from paceline.api.text_stream import TextStream
 from paceline.api.tokenizer import Tokenizer
+from paceline.core.errors import RequestError, quoted
 from paceline.core.request import (
+    Constraint,
     FinishReason,
     Grammar,
     Request,
@@ -19,6 +21,29 @@ from paceline.core.request import (
     StepOutput,
     TokenLogprobs,
 )
+
+
+def started(constraint: Constraint | None, *, ignore_eos: bool = False) -> Grammar | None:
+    """A grammar of its own for one answer.
+
+    Args:
+        constraint: as the caller gave it; None: anything may be answered.
+        ignore_eos: see `Constraint.start`.
+
+    Raises:
+        RequestError: it is no constraint.
+    """
+    if constraint is None:
+        return None
+    start = getattr(constraint, "start", None)
+    if isinstance(constraint, type) or not callable(start):
+        msg = (
+            f"constraint is {quoted(constraint)}; one that LLM.constraints has compiled is possible, before "
+            "start(); pass llm.constraints.json_schema(...), .regex(...), .choice(...) or .lark(...)"
+        )
+        raise RequestError(msg)
+    grammar: Grammar = start(ignore_eos=ignore_eos)
+    return grammar
 
 
 class Completion:

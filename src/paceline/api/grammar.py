@@ -8,7 +8,7 @@ A `Constraint` is compiled once and shared; `start` gives each request, and each
 its own. Compiling is bounded in the size of what is given and in the work that it may cause, and keeps
 nothing of the engine's, so it may run in any thread. llguidance is part of the extra `server`.
 
-Not here: what may be asked (grammar_text.py), what is told of a refusal (grammar_refusals.py), the state as steps move it (grammar_state.py), how steps use
+Not here: what may be asked (grammar_text.py, grammar_numbers.py, grammar_regex.py), what is told of a refusal (grammar_refusals.py), the state as steps move it (grammar_state.py), how steps use
 it (engine/guides.py).
 """
 
@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
+from paceline.api.grammar_numbers import check_numbers
 from paceline.api.grammar_refusals import refusal
+from paceline.api.grammar_regex import check_regex, patterns, regexes
 from paceline.api.grammar_state import MatcherGrammar, Matchers
 from paceline.api.grammar_text import (
     MAX_CHOICES,
@@ -134,6 +136,13 @@ class Constraints:
         from llguidance import LLMatcher
 
         read = read_schema(schema)
+        try:
+            check_numbers(read)
+            for pattern in patterns(read):
+                check_regex("JSON schema's pattern", pattern)
+        except RecursionError as error:
+            msg = "the JSON schema is nested too deeply; some 200 schemas in one another are possible; use fewer"
+            raise ConstraintError(msg) from error
         text = json.dumps(read)  # not the object: whole numbers may have more than 64 bits
         try:
             source = LLMatcher.grammar_from_json_schema(text, overrides=LAYOUTS[whitespace])
@@ -149,7 +158,8 @@ class Constraints:
     def regex(self, pattern: str) -> Constraint:
         """Text that a regular expression matches as a whole.
 
-        Syntax of Rust's `regex` crate: no look-around, no back-references; anchors are implied.
+        Syntax of Rust's `regex` crate: no look-around, no back-references, no possessive quantifiers, no
+        flag x; anchors are implied.
 
         Raises:
             ConstraintError: malformed, not served or too large.
@@ -157,6 +167,7 @@ class Constraints:
         from llguidance import LLMatcher
 
         check_size("regex", pattern)
+        check_regex("regex", pattern)
         return self._compiled("regex", LLMatcher.grammar_from_regex(pattern))
 
     def choice(self, choices: Sequence[str]) -> Constraint:
@@ -193,6 +204,8 @@ class Constraints:
         if re.search(r"^\s*[\w-]+\s*::=", grammar, re.MULTILINE):
             grammar = lark_of_gbnf(grammar)
         check_rules("grammar", "rules", sum(":" in line for line in grammar.splitlines()))
+        for pattern in regexes(grammar):
+            check_regex("grammar's regex", pattern)
         return self._compiled("grammar", LLMatcher.grammar_from_lark(grammar))
 
     def _compiled(

@@ -14,7 +14,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from paceline.api.completion import Completion
+from paceline.api.completion import Completion, started
 from paceline.api.loop import EngineLoop, ServedEngine
 from paceline.api.prompts import Params, Prompt, one_each
 
@@ -133,7 +133,7 @@ class OpenEngine:
             eos_token_ids=frozenset(self.eos_token_ids),
             prompt_index=prompt_index,
             sample_index=sample_index,
-            grammar=None if constraint is None else constraint.start(ignore_eos=params.ignore_eos),
+            grammar=started(constraint, ignore_eos=params.ignore_eos),
             **asked,
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import llguidance
 import pytest
 
-from paceline.api.completion import Completion
+from paceline.api.completion import Completion, started
 from paceline.api.grammar import ConstraintError, Constraints
 from paceline.api.grammar_state import GrammarFailedError
 from paceline.api.grammar_text import MAX_TEXT
@@ -132,9 +132,9 @@ def test_what_is_refused_names_the_place(constraints: Constraints, case: str) ->
     assert len(str(caught.value)) < 1_000
 
 
-def test_numbers_of_any_size(constraints: Constraints) -> None:
-    """A number may have more bits than a machine word."""
-    for value in (2**63, 2**64, -(2**70), 10**300, 1e308, -0.0, 2.0):
+def test_numbers_that_are_kept(constraints: Constraints) -> None:
+    """Whole ones as far as a float holds them all, further ones that end in zeros, decimals."""
+    for value in (2**53, -(2**53), 10**18, 1e15, -0.0, 2.0, 0.25, 1e-7):
         constraints.json_schema({"const": value})
 
 
@@ -213,3 +213,18 @@ def test_an_answer_ends_with_its_grammar() -> None:
         )
         assert made.request.stop_ids == stops
         assert made.request.grammar is grammar
+
+
+@pytest.mark.parametrize("given", ["[a-z]+", {"type": "object"}, 5])
+def test_what_is_no_constraint_is_told_what_is(given: Any) -> None:
+    """In three parts, before anything is submitted."""
+    with pytest.raises(RequestError, match=r"constraint is .*LLM\.constraints has compiled.*pass"):
+        started(given)
+
+
+def test_a_started_grammar_is_no_constraint(constraints: Constraints) -> None:
+    """Two answers would move one state."""
+    with pytest.raises(RequestError, match="before start"):
+        started(constraints.regex("a").start())
+    assert started(None) is None
+    assert started(constraints.regex("a")) is not None
