@@ -207,15 +207,21 @@ def test_a_server_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [whole({"data": []}), whole({"error": {"message": "no"}}, "401 No"), whole([1])]
+    "page, way",
+    [
+        (whole({"data": []}), "--model"),
+        (whole({"error": {"message": "no"}}, "403 No"), "--model"),
+        (whole({"error": {"message": "no"}}, "401 No"), "wants a key: .*--api-key"),
+        (whole([1]), "--model"),
+    ],
 )
-def test_a_server_without_models_is_told_apart(page: Any) -> None:
-    """With the way out: name one."""
+def test_a_server_without_models_is_told_apart(page: Any, way: str) -> None:
+    """With the way out: name one, or give a key."""
     with FakeServer(pages={"/v1/models": lambda: page}) as server:
 
         async def run() -> None:
             async with HttpClient(Address.parse(server.url), timeout=60) as client:
-                with pytest.raises(PacelineError, match="--model"):
+                with pytest.raises(PacelineError, match=way):
                     await served_models(client)
 
         asyncio.run(run())
