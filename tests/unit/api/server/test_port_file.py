@@ -6,7 +6,9 @@ import errno
 import gc
 import logging
 import os
+import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,15 @@ from paceline.cli import main
 from paceline.core.errors import ConfigError
 from tests.fake_engine import FakeEngine
 from tests.served import TOKENIZER, ids
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """A server takes its process's signals for good; here others need them afterwards."""
+    kept = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
 
 
 def test_a_port_is_written_over_an_earlier_one(tmp_path: Path) -> None:
