@@ -85,6 +85,7 @@ class MergedGrower:
         self._name = network.spec.name
         self._wanted = wanted
         self._grows = torch.ones(num_rows, dtype=torch.bool, device=device)
+        self._staged = [True] * num_rows  # what stands there
         self._hosts = [(h, TreePlaces(num_rows, h.spec.max_nodes, device)) for h in hosts]
 
     def stage(self, rows: Seq[int], budgets: Seq[int]) -> None:
@@ -94,10 +95,11 @@ class MergedGrower:
             # What they say of the root is not looked at: the network reads it where it is.
             said = self._wanted.ask(part, rows, nobody, budgets)
             places.write([0] * len(rows), said)
-        grows = torch.tensor([self._wanted.wants(row, self._name) for row in rows])
-        if self._grows.is_cuda:
-            grows = grows.pin_memory()
-        self._grows[: len(rows)].copy_(grows, non_blocking=True)
+        grows = [self._wanted.wants(row, self._name) for row in rows]
+        if grows != self._staged[: len(rows)]:  # where nobody names a part, never
+            self._staged[: len(rows)] = grows
+            values = torch.tensor(grows, pin_memory=self._grows.is_cuda)
+            self._grows[: len(rows)].copy_(values, non_blocking=True)
         self._network.stage(rows, budgets)
 
     def grow(self, row_ids: Tensor) -> DraftTree:
