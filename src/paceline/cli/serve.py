@@ -37,7 +37,7 @@ EXAMPLES = (
     "paceline serve --config serve.yaml",
     "PACELINE_SERVE_API_KEY=SECRET paceline serve",
 )
-_NEEDED = ("fastapi", "httptools", "prometheus_client", "uvicorn", "yaml")
+_NEEDED = ("fastapi", "httptools", "orjson", "prometheus_client", "uvicorn", "yaml")
 _CLOSE_S = 10.0  # for the engine's last step
 
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from paceline.api.server.encoding import encoded
 from paceline.api.server.errors import ApiError
 from paceline.api.server.settings import ServerSettings
-from paceline.api.server.sse import ABORT, encoded
+from paceline.api.server.sse import ABORT, SEND
 
 if TYPE_CHECKING:
+    from starlette.types import Send
     from uvicorn._types import ASGISendEvent
 
 _CLOSING = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
@@ -106,7 +108,7 @@ class Connection(HttpToolsProtocol):
             self._refusal = ApiError(400, msg)
         if self._refusal is not None:
             raise httptools.HttpParserError  # ends parsing; `send_400_response` answers
-        extensions: dict[str, Any] = {ABORT: self.transport.abort}
+        extensions: dict[str, Any] = {ABORT: self.transport.abort, SEND: self._straight}
         self.scope["extensions"] = extensions
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
@@ -123,6 +125,11 @@ class Connection(HttpToolsProtocol):
         """The next request's turn."""
         self._answering = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
+
+    def _straight(self) -> Send:
+        """`send` of the request that is answered, for its app: no other one's runs."""
+        assert self._answering is not None, "an app runs for it"
+        return self._answering.send  # type: ignore[return-value]  # uvicorn's type of the same
 
     def _unsupported_upgrade_warning(self) -> None:
         """Nothing is logged: whoever offers another protocol is answered in this one."""

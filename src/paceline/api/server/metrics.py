@@ -10,15 +10,16 @@ An answer's *gap* is the time between two of its chunks, each of which may hold 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
 from paceline.api.server import vain
 from paceline.api.server.engine_metrics import EngineMetrics
 from paceline.api.server.metrics_names import VLLM, Renamed
+from paceline.api.server.tallies import Tallies, Tally, Total
 
 if TYPE_CHECKING:
     from paceline.api.results import Chunk, Result
@@ -54,10 +55,10 @@ class Metrics:
         self._engine = EngineMetrics(self._labels, num_positions)
         self._registry.register(self._engine)
 
-        self._ttft = self._histogram("time_to_first_token_seconds", "From admission", _SECONDS)
         self._gap = self._histogram(
             "inter_chunk_gap_seconds", "Between chunks of an answer", _SECONDS
         )
+        self._ttft = self._histogram("time_to_first_token_seconds", "From admission", _SECONDS)
         self._tpot = self._histogram(
             "request_time_per_output_token_seconds",
             "Decoding time per token but the first",
@@ -80,8 +81,8 @@ class Metrics:
             "Tokens per verify step of an answer",
             (1, 1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 8, 12, 16),
         )
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of answers that began")
         self._generation_tokens = self._counter("generation_tokens", "Tokens handed to clients")
+        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of answers that began")
         self._success = Counter(
             "request_success",
             "Answers by how they ended",
@@ -94,14 +95,15 @@ class Metrics:
             ["model_name", "engine", "reason"],
             registry=self._registry,
         )
-        self._stages = Histogram(
+        self._stages = Tallies(
             "step_stage_seconds",
             "Time that the engine's thread spends in a part of a step. On a GPU that is the time to "
             "launch it, and steps that run as graphs have no parts",
-            ["model_name", "engine", "stage"],
-            buckets=_STAGE,
-            registry=self._registry,
+            self._labels,
+            _STAGE,
+            by="stage",
         )
+        self._registry.register(self._stages)
         in_vain = Gauge(
             "spec_decode_in_vain",
             f"1: over the last {vain.STEPS} row-steps or more in which the drafter proposed, its accept "
@@ -110,7 +112,6 @@ class Metrics:
             registry=self._registry,
         )
         in_vain.labels(**self._labels).set_function(lambda: float(self._vain.now))
-        self._parts: dict[str, Histogram] = {}
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(**self._labels, finished_reason=reason)
         for reason in ("queue_full", "draining", "engine_stopped"):
@@ -124,10 +125,10 @@ class Metrics:
 
     def came(self, chunk: Chunk, job: Job, seconds: float, *, first: bool) -> None:
         """Implement `Listener`."""
-        self._generation_tokens.inc(len(chunk.token_ids))
+        self._generation_tokens.value += len(chunk.token_ids)
         if first:
             self._ttft.observe(seconds)
-            self._prompt_tokens.inc(len(job.prompts[chunk.prompt_index]))
+            self._prompt_tokens.value += len(job.prompts[chunk.prompt_index])
         else:
             self._gap.observe(seconds)
 
@@ -160,10 +161,7 @@ class Metrics:
 
     def observe_stage(self, name: str, seconds: float) -> None:
         """A part of a step took so long; for the engine's thread."""
-        part = self._parts.get(name)
-        if part is None:
-            part = self._parts[name] = self._stages.labels(**self._labels, stage=name)
-        part.observe(seconds)
+        self._stages[name].observe(seconds)
 
     # -- what is read -------------------------------------------------------------------------
 
@@ -172,11 +170,12 @@ class Metrics:
         self._engine.report = report
         return generate_latest(self._out)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        made = Histogram(name, text, list(self._labels), buckets=buckets, registry=self._registry)
-        return made.labels(**self._labels)
+    def _histogram(self, name: str, text: str, ends: Sequence[float]) -> Tally:
+        made = Tallies(name, text, self._labels, ends)
+        self._registry.register(made)
+        return made[None]
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, list(self._labels), registry=self._registry).labels(
-            **self._labels
-        )
+    def _counter(self, name: str, text: str) -> Total:
+        made = Total(name, text, self._labels)
+        self._registry.register(made)
+        return made

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -20,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.api.server.disconnect import gone
+from paceline.api.server.encoding import encoded
 from paceline.api.server.errors import ApiError, api_error
 from paceline.core.errors import PacelineError
 
@@ -27,26 +27,11 @@ log = logging.getLogger(__name__)
 
 # Data; or the event's name and data. Text goes out as it is ("[DONE]").
 Event: TypeAlias = Mapping[str, Any] | str | tuple[str, Mapping[str, Any]]
-ABORT = (
-    "paceline.abort"  # ASGI extension: ends the connection at once, whatever is still to be sent
-)
+# ASGI extensions of our own connection (connection.py); without them all goes the usual way.
+ABORT = "paceline.abort"  # ends the connection at once, whatever is still to be sent
+SEND = "paceline.send"  # gives the connection's own `send`, past what stands before it
 
 _COMMENT = b": keep-alive\n\n"
-# Ends of lines to Unicode, and to clients that split a stream as Python does; not to JSON or to SSE.
-_LINE_ENDS = tuple((c, f"\\u{ord(c):04x}") for c in "\x85\u2028\u2029")
-_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-
-
-def encoded(value: object) -> bytes:
-    """JSON as UTF-8, in one line; half characters, which UTF-8 cannot hold, become escapes.
-
-    Raises:
-        ValueError: NaN or an infinity, which JSON does not have.
-    """
-    text = _json(value)
-    for end, escape in _LINE_ENDS:
-        text = text.replace(end, escape)
-    return text.encode("utf-8", "backslashreplace")
 
 
 class JsonAnswer(Response):
@@ -99,8 +84,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the iterator ends or the client has gone."""
-        work = asyncio.create_task(self._send_all(send))
-        watch = asyncio.create_task(self._watch(receive, send))
+        # Middleware has its say on the head; several layers of it for every event cost more than the event.
+        straight = scope.get("extensions", {}).get(SEND)
+        to_client = send if straight is None else straight()
+        work = asyncio.create_task(self._send_all(send, to_client))
+        watch = asyncio.create_task(self._watch(receive, to_client))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -121,8 +109,8 @@ class EventStream(Response):
             if isinstance(result, Exception):
                 raise result
 
-    async def _send_all(self, send: Send) -> None:
-        await self._send(send, None)
+    async def _send_all(self, send_head: Send, send: Send) -> None:
+        await self._send(send_head, None)
         try:
             async for event in self._events:
                 await self._send(send, _framed(event))

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from paceline.api.server.settings import ServerSettings
-from paceline.api.server.sse import encoded
+from paceline.api.server.encoding import encoded
 from tests.local_server import (
     ENDLESS,
     PATH,

@@ -1,0 +1,38 @@
+"""JSON as it goes over the wire: one line of UTF-8 that every client splits in the same way.
+
+A server with many streams encodes a small object for every row of every step, so the encoder is a
+compiled one (orjson). What that refuses though JSON has it goes through Python's: half characters of a
+model that was cut within one, and integers of more than 64 bits in what a client sent.
+
+Not for: reading (bodies.py), and what is kept or prompted with.
+"""
+
+from __future__ import annotations
+
+import json
+
+import orjson
+
+# Ends of lines to Unicode, and to clients that split a stream as Python does; not to JSON or to SSE.
+_LINE_ENDS = tuple((c.encode(), b"\\u%04x" % ord(c)) for c in "\x85\u2028\u2029")
+_python = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+def encoded(value: object) -> bytes:
+    """JSON as UTF-8, in one line; half characters, which UTF-8 cannot hold, become escapes.
+
+    Args:
+        value: of dicts with strings for keys, lists, tuples, strings, booleans, None and numbers; not NaN nor
+            an infinity, which JSON does not have: whoever may have one says what stands in its place.
+
+    Raises:
+        TypeError: it holds something else.
+    """
+    try:
+        data = orjson.dumps(value)
+    except TypeError:
+        data = _python(value).encode("utf-8", "backslashreplace")
+    for end, escape in _LINE_ENDS:
+        if end in data:
+            data = data.replace(end, escape)
+    return data
