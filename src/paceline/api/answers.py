@@ -37,31 +37,34 @@ class Inbox:
 
     def put(self, item: Item) -> None:
         """Add a chunk, or an error that ends everything."""
-        if isinstance(item, PacelineError):
-            self._error = item
-        else:
+        if isinstance(item, Chunk):
             self._chunks.append(item)
             if len(self._chunks) > _MOST_APART:
                 self._chunks = _by_answer(self._chunks)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        else:
+            self._error = item
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
-    async def take(self) -> list[Chunk]:
-        """All that has come, one chunk per answer; wait if nothing has.
+    def take(self) -> list[Chunk]:
+        """All that has come, one chunk per answer; empty if nothing has.
 
         Raises:
             PacelineError: it came in place of a chunk.
         """
-        while not self._chunks:
-            if self._error is not None:
-                raise self._error
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        taken, self._chunks = self._chunks, []
-        return taken if len(taken) == 1 else _by_answer(taken)
+        taken = self._chunks
+        if not taken and self._error is not None:
+            raise self._error
+        self._chunks = []
+        return taken if len(taken) < 2 else _by_answer(taken)
+
+    def coming(self) -> asyncio.Future[None]:
+        """What to wait for when nothing has come."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        return self._waiter
 
 
 def _by_answer(chunks: Sequence[Chunk]) -> list[Chunk]:
@@ -158,12 +161,15 @@ class Answers:
         Raises:
             PacelineError: the engine has stopped, or an answer's text could not be made.
         """
-        if not self._ready:
+        while not self._ready:
             if not self._open:
                 raise StopAsyncIteration
-            self._ready.extend(await self._inbox.take())
+            self._ready.extend(self._inbox.take())
+            if not self._ready:
+                await self._inbox.coming()
         chunk = self._ready.popleft()
-        self._left -= chunk.result is not None
-        if not self._left:
-            self.close()
+        if chunk.result is not None:
+            self._left -= 1
+            if not self._left:
+                self.close()
         return chunk

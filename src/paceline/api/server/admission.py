@@ -92,11 +92,9 @@ class Admission:
         self.queued_tokens += total
         return Ticket(num_open=job.num_answers, tokens=tokens)
 
-    def began(self, ticket: Ticket, prompt: int, sample: int) -> bool:
-        """An answer has shown something; whether this is its first."""
-        tokens = ticket.tokens.pop((prompt, sample), None)
-        self.queued_tokens -= tokens or 0
-        return tokens is not None
+    def began(self, ticket: Ticket, prompt: int, sample: int) -> None:
+        """An answer has shown something, or has ended. Repeatable."""
+        self.queued_tokens -= ticket.tokens.pop((prompt, sample), 0)
 
     def ended(self, ticket: Ticket, seconds: float) -> None:
         """An answer is whole; `seconds` it took from its admission."""

@@ -78,17 +78,18 @@ def create_app(service: Service, *, metrics: Metrics) -> FastAPI:
         middleware=_middleware(settings),
         exception_handlers=_handlers(),
     )
-    app.include_router(routes_state.router(service, metrics))
-    if not settings.disable_page:
-        app.include_router(page.router())
     context = _context(service)
     planner = planner_of(
         service.llm.tokenizer,
         tool_call_parser=settings.tool_call_parser,
         reasoning_parser=settings.reasoning_parser,
     )
+    # A request is compared with one path after the other: those that are asked for most come first.
     app.include_router(routes_openai.router(service, context, planner=planner))
     app.include_router(routes_responses.router(service, context, planner=planner))
+    app.include_router(routes_state.router(service, metrics))
+    if not settings.disable_page:
+        app.include_router(page.router())
     if not settings.disable_fastapi_docs:
         has_keys = bool(settings.api_key or settings.api_key_file)
         app.include_router(reference.router(app.openapi, has_keys=has_keys))

@@ -146,8 +146,13 @@ class ChatStream:
     """
 
     def __init__(self, call: ChatCall) -> None:
+        body = call.body
         self._call = call
         self._names = call.names
+        self._tells_more = bool(
+            body.logprobs or body.return_token_ids or body.wants_sources or body.wants_trees
+        )
+        self._tells_all = body.wants_running_usage  # also chunks that add no text
         self._parsers: dict[int, Parser] = {}
         self._has_calls: set[int] = set()
         self._envelope = Envelope(
@@ -179,7 +184,7 @@ class ChatStream:
         return [self._envelope.end(_usage(self._call, self._envelope.results))]
 
     def _added(self, chunk: Chunk, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        body, result = self._call.body, chunk.result
+        result = chunk.result
         if has_calls(pieces):
             self._has_calls.add(chunk.sample_index)
         delta = chat_delta(pieces)
@@ -189,17 +194,23 @@ class ChatStream:
             "logprobs": None,
             "finish_reason": None,
         }
-        if chunk.logprobs:
-            choice["logprobs"] = chat_logprobs(chunk.logprobs, self._names)
-        if body.return_token_ids:
-            choice["token_ids"] = list(chunk.token_ids)
-        choice |= page_fields(chunk, body, self._call.context)
-        told = len(choice) > 4 or choice["logprobs"] is not None
-        if not (delta or told or result or body.wants_running_usage):
-            return []  # the text of these tokens is not certain yet
+        more = self._more(chunk) if self._tells_more else {}
         if result is not None:
-            choice |= _reason(result, has_calls=chunk.sample_index in self._has_calls)
+            more |= _reason(result, has_calls=chunk.sample_index in self._has_calls)
+        if not (delta or more or self._tells_all):
+            return []  # the text of these tokens is not certain yet
+        if more:
+            choice |= more
         return [self._envelope.chunk(choice, last=result is not None)]
+
+    def _more(self, chunk: Chunk) -> dict[str, Any]:
+        """What a request asked to be told beside text."""
+        found: dict[str, Any] = {}
+        if chunk.logprobs:
+            found["logprobs"] = chat_logprobs(chunk.logprobs, self._names)
+        if self._call.body.return_token_ids:
+            found["token_ids"] = list(chunk.token_ids)
+        return found | page_fields(chunk, self._call.body, self._call.context)
 
     def _first(self, index: int) -> dict[str, Any]:
         delta = {"role": "assistant", "content": ""}

@@ -179,9 +179,17 @@ class CompletionStream:
     """Turns the chunks of one job into the wire's, in the order in which they come."""
 
     def __init__(self, call: CompletionCall) -> None:
+        body = call.body
         self._call = call
         self._names = call.names
         self._offsets: dict[int, Offsets] = {}
+        self._tells_more = bool(
+            body.logprobs is not None
+            or body.return_token_ids
+            or body.wants_sources
+            or body.wants_trees
+        )
+        self._tells_all = body.wants_running_usage  # also chunks that add no text
         self._envelope = Envelope(
             KIND, head=call.head, body=call.body, job=call.job, context=call.context
         )
@@ -192,11 +200,12 @@ class CompletionStream:
         Raises:
             ApiError: the engine ended the answer before its time.
         """
-        call, body = self._call, self._call.body
-        if body.max_tokens == 0:
+        call = self._call
+        if call.body.max_tokens == 0:
             chunk = chunk_without_answer(chunk)
         result = chunk.result
-        index, found = call.index(chunk), []
+        index = call.index(chunk)
+        found: list[dict[str, Any]] = []
         self._envelope.saw(chunk)
         if result is not None:
             check_result(result)
@@ -209,18 +218,24 @@ class CompletionStream:
             "logprobs": None,
             "finish_reason": None,
         }
-        if chunk.logprobs:
-            offsets = self._offsets[index]
-            choice["logprobs"] = completion_logprobs(chunk.logprobs, self._names, offsets)
-        if body.return_token_ids:
-            choice["token_ids"] = list(chunk.token_ids)
-        choice |= page_fields(chunk, body, call.context)
+        more = self._more(chunk, index) if self._tells_more else {}
         if result is not None:
-            choice |= {"finish_reason": result.finish_reason, "stop_reason": result.stop_reason}
-        told = len(choice) > 4 or choice["logprobs"] is not None
-        if chunk.text or told or body.wants_running_usage:
+            more |= {"finish_reason": result.finish_reason, "stop_reason": result.stop_reason}
+        if more:
+            choice |= more
+        if chunk.text or more or self._tells_all:
             found.append(self._envelope.chunk(choice, last=result is not None))
         return found
+
+    def _more(self, chunk: Chunk, index: int) -> dict[str, Any]:
+        """What a request asked to be told beside text."""
+        found: dict[str, Any] = {}
+        if chunk.logprobs:
+            offsets = self._offsets[index]
+            found["logprobs"] = completion_logprobs(chunk.logprobs, self._names, offsets)
+        if self._call.body.return_token_ids:
+            found["token_ids"] = list(chunk.token_ids)
+        return found | page_fields(chunk, self._call.body, self._call.context)
 
     def end(self) -> list[dict[str, Any]]:
         """What follows the last answer."""

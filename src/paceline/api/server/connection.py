@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import httptools
@@ -12,11 +13,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from paceline.api.server.encoding import encoded
 from paceline.api.server.errors import ApiError
 from paceline.api.server.settings import ServerSettings
-from paceline.api.server.sse import ABORT, SEND
+from paceline.api.server.sse import ABORT, WRITE
 
 if TYPE_CHECKING:
-    from starlette.types import Send
     from uvicorn._types import ASGISendEvent
+
+    from paceline.api.server.sse import Write
 
 _CLOSING = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
 _MOST_AHEAD = 64  # requests that wait for the answer to an earlier one of their connection
@@ -108,7 +110,7 @@ class Connection(HttpToolsProtocol):
             self._refusal = ApiError(400, msg)
         if self._refusal is not None:
             raise httptools.HttpParserError  # ends parsing; `send_400_response` answers
-        extensions: dict[str, Any] = {ABORT: self.transport.abort, SEND: self._straight}
+        extensions: dict[str, Any] = {ABORT: self.transport.abort, WRITE: self._writer}
         self.scope["extensions"] = extensions
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
@@ -126,10 +128,19 @@ class Connection(HttpToolsProtocol):
         self._answering = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
 
-    def _straight(self) -> Send:
-        """`send` of the request that is answered, for its app: no other one's runs."""
-        assert self._answering is not None, "an app runs for it"
-        return self._answering.send  # type: ignore[return-value]  # uvicorn's type of the same
+    def _writer(self) -> Write:
+        """Sends parts of the body of the answer that is being made; only its app runs, no other one's."""
+        cycle = self._answering
+        assert cycle is not None, "an app runs for it"
+
+        def write(body: bytes) -> Awaitable[None] | None:
+            if cycle.disconnected:
+                return None
+            chunked = cycle.chunked_encoding
+            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if chunked else body)
+            return self.flow.drain() if self.flow.write_paused else None
+
+        return write
 
     def _unsupported_upgrade_warning(self) -> None:
         """Nothing is logged: whoever offers another protocol is answered in this one."""

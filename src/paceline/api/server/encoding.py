@@ -15,6 +15,7 @@ import orjson
 
 # Ends of lines to Unicode, and to clients that split a stream as Python does; not to JSON or to SSE.
 _LINE_ENDS = tuple((c.encode(), b"\\u%04x" % ord(c)) for c in "\x85\u2028\u2029")
+_BEGIN_LIKE_ONE = b"\xc2\x85", b"\xe2\x80"
 _python = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
@@ -32,7 +33,8 @@ def encoded(value: object) -> bytes:
         data = orjson.dumps(value)
     except TypeError:
         data = _python(value).encode("utf-8", "backslashreplace")
-    for end, escape in _LINE_ENDS:
-        if end in data:
+    next_line, separators = _BEGIN_LIKE_ONE
+    if separators in data or next_line in data:
+        for end, escape in _LINE_ENDS:
             data = data.replace(end, escape)
     return data

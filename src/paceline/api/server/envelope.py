@@ -33,8 +33,11 @@ class Envelope:
     def __init__(
         self, kind: str, *, head: Head, body: SamplingFields, job: Job, context: Context
     ) -> None:
-        self._kind, self._head, self._body = kind, head, body
         self._job, self._context = job, context
+        self._head = head.fields(kind)
+        self._counts, self._counts_at_end = body.wants_running_usage, body.wants_usage
+        # What all chunks have in common, made once: there is one for every token.
+        self._common = {**self._head, "usage": None} if self._counts_at_end else self._head
         self._generated = 0
         self.results: list[Result] = []  # of the answers that have ended
 
@@ -46,19 +49,15 @@ class Envelope:
 
     def chunk(self, choice: dict[str, Any], *, last: bool) -> dict[str, Any]:
         """A chunk with one choice; `last`: of its answer."""
-        body = self._body
-        found = self._head.fields(self._kind) | {"choices": [choice]}
-        if body.wants_running_usage:
+        found = {**self._common, "choices": [choice]}
+        if self._counts:
             prompt = sum(len(ids) for ids in self._job.prompts)
             found["usage"] = tokens_used(prompt, self._generated)
-        elif body.wants_usage:
-            found["usage"] = None
-        if last and not body.wants_usage and len(self.results) == self._job.num_answers:
+        if last and not self._counts_at_end and len(self.results) == self._job.num_answers:
             found |= figures_of(self.results, self._context)
         return found
 
     def end(self, usage: Mapping[str, Any]) -> dict[str, Any]:
         """The chunk after all answers."""
         closing = {"choices": [], "usage": usage}
-        head = self._head.fields(self._kind)
-        return head | closing | figures_of(self.results, self._context)
+        return self._head | closing | figures_of(self.results, self._context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from paceline.api.results import Chunk, Result
+    from paceline.api.results import Result
     from paceline.api.server.job import Job
 
 
@@ -16,8 +16,12 @@ class Listener(Protocol):
         """A job was not admitted: queue_full, draining or engine_stopped."""
         ...
 
-    def came(self, chunk: Chunk, job: Job, seconds: float, *, first: bool) -> None:
-        """A chunk with tokens came so long after its admission (first) or the one before it."""
+    def began(self, job: Job, prompt_index: int, num_tokens: int, seconds: float) -> None:
+        """The first tokens of an answer to one of a job's prompts came, so long after its admission."""
+        ...
+
+    def came(self, num_tokens: int, seconds: float) -> None:
+        """More tokens of an answer came, so long after those before them."""
         ...
 
     def ended(self, result: Result, job: Job, seconds: float) -> None:
@@ -43,7 +47,10 @@ class Deaf:
     def refused(self, reason: str) -> None:
         """Do nothing."""
 
-    def came(self, chunk: Chunk, job: Job, seconds: float, *, first: bool) -> None:
+    def began(self, job: Job, prompt_index: int, num_tokens: int, seconds: float) -> None:
+        """Do nothing."""
+
+    def came(self, num_tokens: int, seconds: float) -> None:
         """Do nothing."""
 
     def ended(self, result: Result, job: Job, seconds: float) -> None:

@@ -22,7 +22,7 @@ from paceline.api.server.metrics_names import VLLM, Renamed
 from paceline.api.server.tallies import Tallies, Tally, Total
 
 if TYPE_CHECKING:
-    from paceline.api.results import Chunk, Result
+    from paceline.api.results import Result
     from paceline.api.server.job import Job
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -123,14 +123,16 @@ class Metrics:
         """Implement `Listener`."""
         self._rejections.labels(**self._labels, reason=reason).inc()
 
-    def came(self, chunk: Chunk, job: Job, seconds: float, *, first: bool) -> None:
+    def began(self, job: Job, prompt_index: int, num_tokens: int, seconds: float) -> None:
         """Implement `Listener`."""
-        self._generation_tokens.value += len(chunk.token_ids)
-        if first:
-            self._ttft.observe(seconds)
-            self._prompt_tokens.value += len(job.prompts[chunk.prompt_index])
-        else:
-            self._gap.observe(seconds)
+        self._ttft.observe(seconds)
+        self._prompt_tokens.value += len(job.prompts[prompt_index])
+        self._generation_tokens.value += num_tokens
+
+    def came(self, num_tokens: int, seconds: float) -> None:
+        """Implement `Listener`."""
+        self._gap.observe(seconds)
+        self._generation_tokens.value += num_tokens
 
     def ended(self, result: Result, job: Job, seconds: float) -> None:
         """Implement `Listener`."""

@@ -36,6 +36,16 @@ log = logging.getLogger(__name__)
 _REPORT_S = 2.0  # a step of a large model takes less
 
 
+class _Progress:
+    """How far one answer is that is not whole yet."""
+
+    __slots__ = ("last", "num_tokens")
+
+    def __init__(self) -> None:
+        self.last = 0.0  # when tokens of it came last
+        self.num_tokens = 0  # handed over
+
+
 class Stream:
     """Chunks of one job; an async iterator, a context, and awaited until the engine has the job."""
 
@@ -45,8 +55,7 @@ class Stream:
         self._answers: Answers | None = None
         self._open = self._aborted = False
         self._began = 0.0
-        self._last: dict[tuple[int, int], float] = {}
-        self._unfinished: dict[tuple[int, int], int] = {}  # (prompt, sample) -> tokens handed over
+        self._unfinished: dict[tuple[int, int], _Progress] = {}  # by prompt and sample
 
     def __await__(self) -> Generator[None, None, Self]:
         return self._enter().__await__()
@@ -62,7 +71,7 @@ class Stream:
                 raise
             self._began = time.perf_counter()
             self._events = asyncio.get_running_loop()
-            self._unfinished = dict.fromkeys(self._ticket.tokens, 0)
+            self._unfinished = {key: _Progress() for key in self._ticket.tokens}
             service.opened(self)
             try:
                 self._answers = await service.llm.submit(
@@ -108,15 +117,21 @@ class Stream:
         return chunk
 
     def _count(self, chunk: Chunk) -> None:
-        service, now = self._service, time.perf_counter()
+        now = time.perf_counter()
         key = chunk.prompt_index, chunk.sample_index
-        if chunk.token_ids:
-            first = service.admission.began(self._ticket, *key)
-            since = self._began if first else self._last.get(key, self._began)
-            service.listener.came(chunk, self.job, now - since, first=first)
-            self._last[key] = now
-            self._unfinished[key] += len(chunk.token_ids)
+        num_tokens = len(chunk.token_ids)
+        if num_tokens:
+            one = self._unfinished[key]
+            listener = self._service.listener
+            if one.num_tokens:
+                listener.came(num_tokens, now - one.last)
+            else:
+                self._service.admission.began(self._ticket, *key)
+                listener.began(self.job, chunk.prompt_index, num_tokens, now - self._began)
+            one.last = now
+            one.num_tokens += num_tokens
         if chunk.result is not None:
+            service = self._service
             del self._unfinished[key]
             service.admission.began(self._ticket, *key)  # one that ended without a token
             service.admission.ended(self._ticket, now - self._began)
@@ -150,8 +165,8 @@ class Stream:
         listener, job, seconds = self._service.listener, self.job, time.perf_counter() - self._began
 
         def tell() -> None:
-            for (prompt, _), num_tokens in left.items():
-                listener.left(job, prompt, num_tokens, seconds, why)
+            for (prompt, _), one in left.items():
+                listener.left(job, prompt, one.num_tokens, seconds, why)
 
         return tell
 

@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 from starlette.responses import Response
@@ -29,7 +30,11 @@ log = logging.getLogger(__name__)
 Event: TypeAlias = Mapping[str, Any] | str | tuple[str, Mapping[str, Any]]
 # ASGI extensions of our own connection (connection.py); without them all goes the usual way.
 ABORT = "paceline.abort"  # ends the connection at once, whatever is still to be sent
-SEND = "paceline.send"  # gives the connection's own `send`, past what stands before it
+# Gives a `Write` for parts of the body but the last, past middleware: several layers of coroutines for
+# every event cost more than the event. Middleware has its say on the head.
+WRITE = "paceline.write"
+# Sends a part of the body; returns what to wait for before the next one, if anything.
+Write: TypeAlias = Callable[[bytes], Awaitable[object] | None]
 
 _COMMENT = b": keep-alive\n\n"
 
@@ -84,11 +89,10 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the iterator ends or the client has gone."""
-        # Middleware has its say on the head; several layers of it for every event cost more than the event.
-        straight = scope.get("extensions", {}).get(SEND)
-        to_client = send if straight is None else straight()
-        work = asyncio.create_task(self._send_all(send, to_client))
-        watch = asyncio.create_task(self._watch(receive, to_client))
+        direct = scope.get("extensions", {}).get(WRITE)
+        write: Write = partial(_write, send) if direct is None else direct()
+        work = asyncio.create_task(self._send_all(send, write))
+        watch = asyncio.create_task(self._watch(receive, write))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -109,31 +113,30 @@ class EventStream(Response):
             if isinstance(result, Exception):
                 raise result
 
-    async def _send_all(self, send_head: Send, send: Send) -> None:
-        await self._send(send_head, None)
+    async def _send_all(self, send: Send, write: Write) -> None:
+        head = {"status": self.status_code, "headers": self.raw_headers}
+        await self._until_taken(send({"type": "http.response.start", **head}))
         try:
             async for event in self._events:
-                await self._send(send, _framed(event))
+                self._last = time.monotonic()
+                taking = write(_framed(event))
+                if taking is not None:
+                    await self._until_taken(taking)
         except Exception as error:
             if not isinstance(error, PacelineError | ApiError):
                 log.exception("a stream failed")
             told = api_error(error).body
             event = told if self._error_event is None else (self._error_event, told)
-            await self._send(send, _framed(event))
+            await self._until_taken(_write(send, _framed(event)))
         last = b"" if self._end is None else _framed(self._end)
-        await self._send(send, last, more=False)
+        await self._until_taken(_write(send, last, more=False))
 
-    async def _send(self, send: Send, body: bytes | None, *, more: bool = True) -> None:
-        """Send a part of the body, or its head (None)."""
+    async def _until_taken(self, taking: Awaitable[object]) -> None:
         self._last = self._sending_since = time.monotonic()
-        if body is None:
-            head = {"status": self.status_code, "headers": self.raw_headers}
-            await send({"type": "http.response.start", **head})
-        else:
-            await send({"type": "http.response.body", "body": body, "more_body": more})
+        await taking
         self._sending_since = None
 
-    async def _watch(self, receive: Receive, send: Send) -> type[_Slow] | None:
+    async def _watch(self, receive: Receive, write: Write) -> type[_Slow] | None:
         """Return once the client has gone, or is too slow."""
         leaving = asyncio.create_task(gone(receive))
         tick = min(self._keep_alive_s or self._write_timeout_s, self._write_timeout_s) / 2
@@ -147,7 +150,10 @@ class EventStream(Response):
                     if now - sending > self._write_timeout_s:
                         return _Slow
                 elif self._keep_alive_s and now - self._last >= self._keep_alive_s:
-                    await self._send(send, _COMMENT)
+                    self._last = now
+                    taking = write(_COMMENT)
+                    if taking is not None:
+                        await self._until_taken(taking)
         finally:
             leaving.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -156,6 +162,11 @@ class EventStream(Response):
 
 class _Slow:
     """Why a watch ended: the client takes nothing."""
+
+
+def _write(send: Send, body: bytes, *, more: bool = True) -> Awaitable[None]:
+    """A `Write` over ASGI's `send`."""
+    return send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 def _framed(event: Event) -> bytes:

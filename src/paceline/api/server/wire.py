@@ -63,21 +63,19 @@ class Wire(Generic[E]):
         while not self._ready:
             if self._ended:
                 raise StopAsyncIteration
-            self._ready.extend(await self._next())
+            try:
+                chunk = await self._stream.__anext__()
+            except StopAsyncIteration:
+                self._ended = True
+                self._ready.extend(self._events.end())
+            except Exception as error:
+                self._ended = True
+                if self._failed is None:
+                    raise
+                self._ready.extend(self._failed(error))
+            else:
+                self._ready.extend(self._events.take(chunk))
         return self._ready.popleft()
-
-    async def _next(self) -> Iterable[E]:
-        try:
-            chunk = await anext(self._stream)
-        except StopAsyncIteration:
-            self._ended = True
-            return self._events.end()
-        except Exception as error:
-            self._ended = True
-            if self._failed is None:
-                raise
-            return self._failed(error)
-        return self._events.take(chunk)
 
     async def aclose(self) -> None:
         """End what the engine still makes."""

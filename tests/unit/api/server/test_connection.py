@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from paceline.api.server.settings import ServerSettings
 from paceline.api.server.encoding import encoded
+from paceline.api.server.settings import ServerSettings
 from tests.local_server import (
     ENDLESS,
     PATH,

@@ -48,9 +48,15 @@ class Heard:
     def refused(self, reason: str) -> None:
         self.refusals.append(reason)
 
-    def came(self, chunk: Any, job: Job, seconds: float, *, first: bool) -> None:
+    def began(self, job: Job, prompt_index: int, num_tokens: int, seconds: float) -> None:
         assert seconds >= 0
-        self.firsts += first
+        assert num_tokens > 0
+        assert 0 <= prompt_index < len(job.prompts)
+        self.firsts += 1
+
+    def came(self, num_tokens: int, seconds: float) -> None:
+        assert seconds >= 0
+        assert num_tokens > 0
 
     def ended(self, result: Any, job: Job, seconds: float) -> None:
         self.ends.append(result.finish_reason)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.api.results import joined
-from paceline.api.server.sources import tree_of
 from paceline.api.server.encoding import encoded
+from paceline.api.server.sources import tree_of
 from paceline.core.request import VerifiedTree
 from tests.fake_engine import EOS
 from tests.served import chat_call, completion_call, context, ids, refusal, run, served
