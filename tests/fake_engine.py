@@ -145,8 +145,9 @@ class FakeEngine:
     def close(self) -> None:
         self.closed_by.append(threading.current_thread())
 
-    def step(self) -> list[StepOutput]:
+    def step(self, meanwhile: Callable[[], object] = lambda: None) -> list[StepOutput]:
         self.num_steps += 1
+        meanwhile()
         self._on_step(self.num_steps)
         outputs = [self._end(i, (), FinishReason.ABORT) for i in self.aborted_now]
         return outputs + [self._advance(o) for o in list(self._open.values())]

@@ -50,8 +50,8 @@ class Steppable(Protocol):
         """End a request; unknown ids are ignored."""
         ...
 
-    def step(self) -> list[StepOutput]:
-        """Compute one step."""
+    def step(self, meanwhile: Callable[[], object]) -> list[StepOutput]:
+        """Compute one step; call `meanwhile` at most once, when others may best have Python."""
         ...
 
     def close(self) -> None:
@@ -120,6 +120,7 @@ class EngineLoop(Generic[E]):
         self._prepare = prepare
         self._commands: SimpleQueue[_Command] = SimpleQueue()
         self._sinks: dict[str, Sink] = {}
+        self._made: list[StepOutput] = []  # by the last step, for the sinks
         # Guards `_stopped` against commands being put; may be entered again, by what a garbage
         # collection within it lets go.
         self._door = threading.RLock()
@@ -201,9 +202,12 @@ class EngineLoop(Generic[E]):
                 if self._closing:
                     break
                 self._step_began = time.monotonic()
-                for output in self._engine.step():
-                    self._deliver(output)
+                made = self._engine.step(self._hand_over)
                 self._step_began = None
+                self._hand_over()  # in case that step had nothing to compute
+                self._made = made
+                if not self._engine.has_work:
+                    self._hand_over()
         except BaseException as failure:
             log.exception("the engine loop failed")
             error = EngineStoppedError(
@@ -213,6 +217,7 @@ class EngineLoop(Generic[E]):
             error.__cause__ = failure
         finally:
             self._step_began = None
+            self._hand_over()
             self._stop(error)
 
     def _obey(self) -> None:
@@ -256,6 +261,17 @@ class EngineLoop(Generic[E]):
 
         _settle(command.seeds, add_all)
 
+    def _hand_over(self) -> None:
+        """Give the sinks what the last step made.
+
+        That is not done between two steps: whoever wakes up with it wants Python, and takes it at the
+        engine's next call into PyTorch, which then waits until all of them are served. While the target
+        computes, Python is theirs.
+        """
+        made, self._made = self._made, []
+        for output in made:
+            self._deliver(output)
+
     def _deliver(self, output: StepOutput) -> None:
         sink = self._sinks.get(output.request_id)
         if sink is None:
@@ -266,8 +282,9 @@ class EngineLoop(Generic[E]):
             sink(output)
         except Exception:
             log.exception("request %s: its sink failed; it is aborted", output.request_id)
-            self._sinks.pop(output.request_id, None)
-            self._engine.abort(output.request_id)
+            if output.finish_reason is None:
+                self._sinks[output.request_id] = _deaf
+                self._commands.put(_Abort((output.request_id,)))  # later: a step may be running
 
     def _stop(self, error: EngineStoppedError) -> None:
         with self._door:
@@ -292,6 +309,10 @@ class EngineLoop(Generic[E]):
         except Exception:
             log.exception("the engine failed while it was closed")
         del self._engine  # its memory goes back although somebody may still hold this loop
+
+
+def _deaf(_: StepOutput | EngineStoppedError) -> None:
+    """The sink of a request whose own has failed."""
 
 
 def _settle(future: Future[T], function: Callable[[], T]) -> None:

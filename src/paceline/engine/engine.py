@@ -27,6 +27,7 @@ from paceline.core.device import (
     used_memory,
 )
 from paceline.core.errors import EngineStoppedError, RequestError
+from paceline.core.meanwhile import Meanwhile, nothing
 from paceline.core.request import FinishReason, Request, SamplingParams, StepOutput
 from paceline.core.stages import silent
 from paceline.engine.beforehand import capture_usual, trial, unheard
@@ -245,17 +246,21 @@ class Engine:
         self._reader.end(sequence, FinishReason.ABORT)
         self._aborted.append(sequence)
 
-    def step(self) -> list[StepOutput]:
-        """Compute one step and return what became known, in no particular order."""
+    def step(self, meanwhile: Meanwhile = nothing) -> list[StepOutput]:
+        """Compute one step and return what became known, in no particular order.
+
+        Args:
+            meanwhile: see `core.meanwhile`.
+        """
         # Where own kernels do the work, what PyTorch does between them is small.
         with one_thread() if self._parts.target.fused else nullcontext():
-            return self._step()
+            return self._step(meanwhile)
 
-    def _step(self) -> list[StepOutput]:
+    def _step(self, meanwhile: Meanwhile) -> list[StepOutput]:
         outputs = self._reap_aborted()
         plan = self._scheduler.schedule(self._max_draft)
         if plan is not None:
-            self._pending.append(self._launcher.launch(plan))
+            self._pending.append(self._launcher.launch(plan, meanwhile))
         lag = 0 if self._scheduler.has_grammar else self.lag
         while self._pending and (plan is None or len(self._pending) > lag):
             outputs += self._reader.read(self._pending.popleft())

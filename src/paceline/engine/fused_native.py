@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from paceline.core.batch import ForwardOutput
+from paceline.core.meanwhile import Meanwhile, nothing
 from paceline.engine.fused_pass import FusedPass
 from paceline.ops.cpu import attention as kernel
 from paceline.ops.cpu import stack
@@ -43,7 +44,9 @@ class NativePass(FusedPass):
         self._pool = pool
         self._layers = layers
 
-    def forward(self, batch: ForwardBatch, aux_layers: tuple[int, ...]) -> ForwardOutput:
+    def forward(
+        self, batch: ForwardBatch, aux_layers: tuple[int, ...], meanwhile: Meanwhile = nothing
+    ) -> ForwardOutput:
         """See `FusedPass`."""
         x = self._embed(batch.token_ids)
         plan = kernel.plan(
@@ -59,7 +62,7 @@ class NativePass(FusedPass):
             q_dtype=x.dtype,
             k_cache=self._pool.k[0],
         )
-        hidden, aux = self._layers.run(plan, x, batch.slots, aux_layers)
+        hidden, aux = self._layers.run(plan, x, batch.slots, aux_layers, meanwhile)
         return ForwardOutput(hidden=hidden, aux=aux)
 
 

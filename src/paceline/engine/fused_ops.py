@@ -22,6 +22,7 @@ import torch
 from paceline import ops
 from paceline.attention.base import PagedAttend
 from paceline.core.batch import ForwardOutput
+from paceline.core.meanwhile import Meanwhile, nothing
 from paceline.engine.fused_pass import FusedPass
 
 if TYPE_CHECKING:
@@ -96,8 +97,11 @@ class OpsPass(FusedPass):
         following = zip(net.layers, [*norms[1:], net.norm.weight], strict=True)
         self._layers = [_layer(layer, norm, pool, product) for layer, norm in following]
 
-    def forward(self, batch: ForwardBatch, aux_layers: tuple[int, ...]) -> ForwardOutput:
+    def forward(
+        self, batch: ForwardBatch, aux_layers: tuple[int, ...], meanwhile: Meanwhile = nothing
+    ) -> ForwardOutput:
         """See `FusedPass`."""
+        meanwhile()
         net, eps = self._net, self._net.eps
         self._backend.plan(batch)
         attend = PagedAttend(self._backend, self._pool, batch)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
+from paceline.core.meanwhile import Meanwhile, nothing
+
 if TYPE_CHECKING:
     from paceline.core.batch import ForwardBatch, ForwardOutput
 
@@ -19,5 +21,10 @@ class FusedPass(ABC):
     one_call: ClassVar[bool]
 
     @abstractmethod
-    def forward(self, batch: ForwardBatch, aux_layers: tuple[int, ...]) -> ForwardOutput:
-        """One pass; writes the batch's keys and values to the pool. See `CausalLM.forward`."""
+    def forward(
+        self, batch: ForwardBatch, aux_layers: tuple[int, ...], meanwhile: Meanwhile = nothing
+    ) -> ForwardOutput:
+        """One pass; writes the batch's keys and values to the pool.
+
+        See `CausalLM.forward`, and `core.meanwhile`.
+        """

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.core.batch import ForwardMode
+from paceline.core.meanwhile import Meanwhile, nothing
 from paceline.core.tree import EMPTY, from_proposals, proposals_of, root
 from paceline.draft.best_nodes import best_of
 from paceline.engine.control import Control, Drafted, prune
@@ -62,8 +63,13 @@ class Launcher:
         if parts.device.type == "cuda" and parts.config.graphs != "off":
             self.graphs = graphs_of(parts, CudaRecorder(parts.device))
 
-    def launch(self, plan: StepPlan) -> Pending:
-        """Start the step; its rows have a step in flight until the result is read."""
+    def launch(self, plan: StepPlan, meanwhile: Meanwhile = nothing) -> Pending:
+        """Start the step; its rows have a step in flight until the result is read.
+
+        Args:
+            plan: the step.
+            meanwhile: see `core.meanwhile`.
+        """
         self._rows.apply()
         if plan.mode is ForwardMode.EXTEND:
             picking = [c.sequence.guide for c in plan.chunks if c.picks]
@@ -74,6 +80,7 @@ class Launcher:
                 self._stages,
                 self._observe,
                 self._masks(picking, [EMPTY] * len(picking)),
+                meanwhile,
             )
             for chunk in plan.chunks:
                 chunk.sequence.num_cached = chunk.start + chunk.count
@@ -91,7 +98,7 @@ class Launcher:
                 drafted = self._propose(plan, host_rows, row_ids)
             started = time.perf_counter()
             tree, num_tokens = self._tree(plan, drafted, row_ids)
-            tensors = self._eager(plan, drafted, host_rows, row_ids, tree, num_tokens)
+            tensors = self._eager(plan, drafted, host_rows, row_ids, tree, num_tokens, meanwhile)
         else:
             drafted = self._propose(plan, host_rows, torch.empty(0, dtype=torch.int64))
             started = time.perf_counter()
@@ -104,7 +111,11 @@ class Launcher:
             if tensors is None:
                 row_ids = self._row_ids(host_rows)
                 tree, num_tokens = self._tree(plan, drafted, row_ids)
-                tensors = self._eager(plan, drafted, host_rows, row_ids, tree, num_tokens)
+                tensors = self._eager(
+                    plan, drafted, host_rows, row_ids, tree, num_tokens, meanwhile
+                )
+            else:
+                meanwhile()
         for sequence in plan.sequences:
             sequence.in_flight += 1
         return self._copied(
@@ -128,6 +139,7 @@ class Launcher:
         row_ids: torch.Tensor,
         tree: DraftTree,
         num_tokens: int,
+        meanwhile: Meanwhile,
     ) -> StepTensors:
         """Run a step operation by operation."""
         guides = plan.guides
@@ -147,6 +159,7 @@ class Launcher:
             self._walk,
             allowed,
             guides if along else (),
+            meanwhile,
         )
 
     def _captured(

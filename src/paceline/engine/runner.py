@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from paceline.attention.base import PagedAttend
+from paceline.core.meanwhile import Meanwhile, nothing
 from paceline.engine.fused import FusedPass, fuse
 from paceline.engine.fused_ops import Product
 
@@ -66,10 +67,11 @@ class ModelRunner:
         return self._fused is not None and self._fused.one_call
 
     @torch.inference_mode()
-    def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """One pass; writes the batch's keys and values to the pool."""
+    def forward(self, batch: ForwardBatch, meanwhile: Meanwhile = nothing) -> ForwardOutput:
+        """One pass; writes the batch's keys and values to the pool. See `core.meanwhile`."""
         if self._fused is not None:
-            return self._fused.forward(batch, self.aux_layers)
+            return self._fused.forward(batch, self.aux_layers, meanwhile)
+        meanwhile()
         self.backend.plan(batch)
         attend = PagedAttend(self.backend, self.pool, batch)
         return self.net(batch, attend, self.aux_layers)

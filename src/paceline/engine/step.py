@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline import ops
+from paceline.core.meanwhile import Meanwhile, nothing
 from paceline.engine.buffers import extend_batch, verify_batch
 from paceline.engine.commits import block_commit, extend_commit
 from paceline.engine.prompt_scores import PromptScores, scores_of
@@ -65,6 +66,7 @@ def extend_step(
     stages: Stages,
     observe: Observe | None = None,
     allowed: Tensor | None = None,
+    meanwhile: Meanwhile = nothing,
 ) -> StepTensors | None:
     """Cache prompt chunks; pick the first token of rows whose prompt is complete.
 
@@ -75,13 +77,14 @@ def extend_step(
         stages: who measures.
         observe: a drafter network that wants to see what became final.
         allowed: [picking chunks, ceil(V / 32)] int32 grammar bits, or None.
+        meanwhile: see `core.meanwhile`.
 
     Returns:
         None if no chunk picks, and none is scored.
     """
     batch = extend_batch(chunks, rows)
     with stages("prefill"):
-        out = target.forward(batch)
+        out = target.forward(batch, meanwhile)
     rows.commit_extend(batch.rows, batch.prefix_lens + batch.tail_lens)
     resumed = [c.sequence for c in chunks if c.final and not c.picks]
     if resumed:
@@ -159,6 +162,7 @@ def block_step(
     walk: Walk = verify,
     allowed: Tensor | None = None,
     grammars: Sequence[Grammar | None] = (),
+    meanwhile: Meanwhile = nothing,
 ) -> StepTensors:
     """Verify one tree per row: select, forward, walk, move, commit, observe.
 
@@ -177,6 +181,7 @@ def block_step(
         allowed: [T, ceil(V / 32)] int32 grammar bits of each selected node, or None. All real nodes are
             selected then, in the trees' order, since the host cannot know another.
         grammars: instead, the rows' grammars themselves, for a walk on a CPU.
+        meanwhile: see `core.meanwhile`.
     """
     with stages("select"):
         chosen = ops.select(tree, row_ids, num_tokens, caps)
@@ -186,7 +191,7 @@ def block_step(
     if allowed is not None:
         allowed = allowed[: chosen.node.shape[0]]  # a CPU selects no dead nodes
     with stages("verify"):
-        out = target.forward(batch)
+        out = target.forward(batch, meanwhile)
     with stages("walk"):
         verdict = walk(
             tree,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.core.meanwhile import Meanwhile, nothing
 from paceline.ops import calls
 from paceline.ops.cpu.dense import DenseWeight
 from paceline.ops.cpu.groups import GroupWeight
@@ -210,7 +211,12 @@ class Stack:
         )
 
     def run(
-        self, plan: Planned, x: Tensor, slots: Tensor, tapped: tuple[int, ...] = ()
+        self,
+        plan: Planned,
+        x: Tensor,
+        slots: Tensor,
+        tapped: tuple[int, ...] = (),
+        meanwhile: Meanwhile = nothing,
     ) -> tuple[Tensor, Tensor | None]:
         """Run all layers and the last norm; keys and values are written to the pool.
 
@@ -219,6 +225,7 @@ class Stack:
             x: [T, H] embeddings.
             slots: [T] int64; -1 writes nothing.
             tapped: layers whose output stream is wanted, each once.
+            meanwhile: see `core.meanwhile`.
 
         Returns:
             hidden [T, H], and the streams [T, n * H] in `tapped`'s order, or None.
@@ -238,6 +245,7 @@ class Stack:
         )
         if calls.ANNOUNCES:
             calls.announce("stack", "own", x, slots, *plan.tensors, tapped)
+        meanwhile()
         self._lib.stack(
             ctypes.addressof(self._struct),
             plan.address,
