@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paceline.api.server import life
 from paceline.cli import main
+from paceline.core.meanwhile import Meanwhile
 from paceline.engine.engine import Engine
 
 step = Engine.step
@@ -27,7 +28,7 @@ def told() -> str | None:
         return None
 
 
-def fragile(self: Engine) -> object:
+def fragile(self: Engine, meanwhile: Meanwhile) -> object:
     word = told()
     if word == "die":
         msg = "the machine is on fire"
@@ -37,7 +38,7 @@ def fragile(self: Engine) -> object:
         time.sleep(0.002)
         return []
     made[0] += 1
-    return step(self)
+    return step(self, meanwhile)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.core.batch import ForwardBatch, ForwardOutput
 from paceline.core.config import EngineConfig
+from paceline.core.meanwhile import Meanwhile, nothing
 from paceline.core.tree import DraftTree
 from paceline.draft.base import Drafter, DraftNet
 from paceline.engine import build
@@ -50,10 +51,10 @@ def check_pass(batch: ForwardBatch, page_size: int) -> None:
 class InspectedRunner(ModelRunner):
     """Checks the target's passes."""
 
-    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+    def forward(self, batch: ForwardBatch, meanwhile: Meanwhile = nothing) -> ForwardOutput:
         """See `ModelRunner`."""
         check_pass(batch, self.pool.page_size)
-        return super().forward(batch)
+        return super().forward(batch, meanwhile)
 
 
 class InspectedRuntime(NetworkRuntime):

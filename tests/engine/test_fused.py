@@ -211,9 +211,9 @@ def test_a_step_keeps_torch_to_one_thread(tmp_path: Path, monkeypatch: pytest.Mo
         seen = []
         forward = eng._launcher._target.forward
 
-        def spied(batch: ForwardBatch, forward: Any = forward, seen: list[Any] = seen) -> Any:
+        def spied(*args: Any, forward: Any = forward, seen: list[Any] = seen) -> Any:
             seen.append((torch.get_num_threads(), kernel_threads()))
-            return forward(batch)
+            return forward(*args)
 
         monkeypatch.setattr(eng._launcher._target, "forward", spied)
         run(eng, [request("a", [5, 6, 7], SamplingParams(max_tokens=4, ignore_eos=True))])

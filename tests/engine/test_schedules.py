@@ -171,10 +171,10 @@ def test_a_network_s_random_life(
         proposer = eng._proposer
         grower, seen = grower_of(proposer, 4), eng._launcher.launch
 
-        def launch(plan: StepPlan) -> Pending:
+        def launch(plan: StepPlan, *rest: Any) -> Pending:
             proposer.grower = grower if rng.random() < 0.5 else None
             unseen.append(proposer.grower is not None)
-            return seen(plan)
+            return seen(plan, *rest)
 
         eng._launcher.launch = launch
 

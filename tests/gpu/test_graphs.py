@@ -108,12 +108,12 @@ def test_a_step_waits_for_nothing(tmp_path: Path) -> None:
         eng.add(request(f"r{i}", [i + 3, 5, 7], params))
     launch, calls = eng._launcher.launch, 0
 
-    def guarded(plan: Any) -> Any:
+    def guarded(*args: Any) -> Any:
         nonlocal calls
         calls += 1
         torch.cuda.set_sync_debug_mode("error" if calls > 10 else "default")
         try:
-            return launch(plan)
+            return launch(*args)
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

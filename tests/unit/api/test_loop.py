@@ -3,7 +3,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -125,6 +127,67 @@ def test_a_failing_step_ends_every_open_request(
     with pytest.raises(EngineStoppedError, match="cable"):
         loop.call(lambda _: None)
     assert loop.stopped is not None
+
+
+class Watched(FakeEngine):
+    """Writes down what its steps do; `calls` says whether they tell when others may have Python."""
+
+    def __init__(self, *, calls: bool, **options: Any) -> None:
+        super().__init__([10, 11], **options)
+        self.events: list[str] = []
+        self._calls = calls
+
+    def step(self, meanwhile: Callable[[], object] = lambda: None) -> list[StepOutput]:
+        self.events.append("step")
+        if self._calls:
+            meanwhile()
+            self.events.append("compute")
+        made = super().step()
+        self.events.append("end")
+        return made
+
+
+def watched(*, calls: bool) -> list[str]:
+    """What happens in an answer of three steps; "sink": an output is handed over."""
+    engine = Watched(calls=calls)
+    loop, inbox = EngineLoop(engine), SimpleQueue()
+
+    def sink(output: StepOutput | EngineStoppedError) -> None:
+        engine.events.append("sink")
+        inbox.put(output)
+
+    loop.submit([request("a")], sink)
+    tokens = [t for o in drain(inbox) for t in o.token_ids]
+    loop.close()
+    assert tokens == [10, 11, 10, 11, 10, 11, 10]
+    return engine.events
+
+
+def test_tokens_are_handed_over_while_the_next_step_computes() -> None:
+    """Not between two steps, when whoever wakes up takes Python from the engine; the last at once."""
+    first, then = ["step", "compute", "end"], ["step", "sink", "compute", "end"]
+    assert watched(calls=True) == [*first, *then, *then, "sink"]
+
+
+def test_tokens_do_not_wait_for_a_step_that_computes_nothing() -> None:
+    """Such a step never says that it computes; they are handed over when it has ended."""
+    first, then = ["step", "end"], ["step", "end", "sink"]
+    assert watched(calls=False) == [*first, *then, *then, "sink"]
+
+
+def test_what_was_made_before_a_failing_step_is_handed_over() -> None:
+    """It is as right as ever; the error comes after it."""
+
+    def on_step(number: int) -> None:
+        if number == 2:
+            msg = "the cable is loose"
+            raise ValueError(msg)
+
+    loop, inbox = EngineLoop(Watched(calls=False, on_step=on_step)), SimpleQueue()
+    loop.submit([request("a")], inbox.put)
+    assert inbox.get(timeout=TIMEOUT).token_ids == (10,)
+    assert isinstance(inbox.get(timeout=TIMEOUT), EngineStoppedError)
+    loop.close()
 
 
 def test_a_failing_sink_loses_only_its_own_request(caplog: pytest.LogCaptureFixture) -> None:

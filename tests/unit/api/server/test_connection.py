@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 import time
 
@@ -160,6 +161,20 @@ def test_http_1_0_gets_no_chunks(server: LocalServer, stream: bool) -> None:
     assert events[-2:] == ["data: [DONE]", ""]
     texts = [json.loads(e.removeprefix("data: "))["choices"][0]["text"] for e in events[:-2]]
     assert "".join(texts) == "abcdefghij" * 2
+
+
+def test_streams_that_were_asked_for_ahead_come_one_after_the_other(server: LocalServer) -> None:
+    """Each is sent by its own request's hand, past middleware, and ends before the next begins."""
+    with server.raw() as connection:
+        lengths = (20, 3, 11)
+        connection.sendall(b"".join(post(body(max_tokens=n, stream=True)) for n in lengths))
+        data = b""
+        while data.count(b"\r\n0\r\n\r\n") < len(lengths):
+            data += connection.recv(65536)
+    answers = data.split(b"HTTP/1.1 200 OK\r\n")[1:]
+    told = [re.findall(rb'"text":"([a-j]*)"', answer) for answer in answers]
+    assert [b"".join(parts) for parts in told] == [(b"abcdefghij" * 2)[:n] for n in lengths]
+    assert all(answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") for answer in answers)
 
 
 def test_http_1_0_may_ask_for_a_head_and_for_what_is_not_there(server: LocalServer) -> None:
