@@ -55,7 +55,7 @@ bench-cpu: $(PEERS) ## Measure this machine: benchmarks/results/cpu-core.json (u
 bench-accept: $(DEV) ## Measure the trained drafters here: benchmarks/results/accept-smollm2.json
 	$(BIN)/python benchmarks/accept.py speed --out benchmarks/results/accept-smollm2.json $(ARGS)
 
-bench-serve: $(DEV) ## Measure what the server costs: benchmarks/results/serve-cpu.json (10 minutes)
+bench-serve: $(DEV) ## Measure what the server costs: benchmarks/results/serve-cpu.json (15 minutes)
 	$(BIN)/python benchmarks/serve_cpu.py --out benchmarks/results/serve-cpu.json $(ARGS)
 
 sanitize: $(DEV) ## On a GPU: run every kernel under compute-sanitizer (docs/gpu.md)
