@@ -12,7 +12,7 @@ def test_what_the_server_costs_is_the_record_s() -> None:
     record = json.loads((RESULTS / "serve-cpu.json").read_text())
     rows = {row["name"]: row for row in record["rows"]}
     says = text("docs/serve.md")
-    assert record["streams"] == 16
+    assert f"{record['streams']} streams of {record['tokens']} tokens at once" in says
     assert not record["source"]["dirty"]
     assert set(rows) == set(LINES)
     for name, (line, low) in LINES.items():
@@ -27,6 +27,22 @@ def test_what_the_server_costs_is_the_record_s() -> None:
         f"A chunk takes the server {server:.0f} µs of one core and the clients {clients:.0f} µs"
         in says
     )
+    pairs = len(spent["engine_tokens_per_second"])
+    assert f"medians of {pairs} pairs of runs" in says
+
+
+def test_what_short_answers_cost_is_the_record_s() -> None:
+    """It is told beside the others, though it misses their bar."""
+    record = json.loads((RESULTS / "serve-cpu-short.json").read_text())
+    rows = {row["name"]: row for row in record["rows"]}
+    assert not record["source"]["dirty"]
+    auto, none = rows["http_cost_auto"], rows["http_cost_none"]
+    pairs = len(none["baseline"]["engine_tokens_per_second"])
+    line = (
+        f"with 96 tokens {100 * auto['value']:.1f} % and {100 * none['value']:.1f} % "
+        f"([record](../benchmarks/results/serve-cpu-short.json), {pairs} pairs)"
+    )
+    assert line in text("docs/serve.md")
 
 
 # Name of a row -> its line, and whether less is better.
