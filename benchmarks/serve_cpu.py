@@ -126,6 +126,7 @@ class Http:
     local: Local
     stages: Switched
     clients: Clients
+    tokens: int  # of an answer
 
 
 def throughput(engine: Engine, http: Http) -> Row:
@@ -137,15 +138,16 @@ def throughput(engine: Engine, http: Http) -> Row:
         salt = f"{http.spec}-{i}"
 
         def alone(salt: str = salt) -> None:
-            own.append(engine.throughput(TOKENS, f"{salt}-engine"))
+            own.append(engine.throughput(http.tokens, f"{salt}-engine"))
 
         def served(salt: str = salt) -> None:
             before = local.cpu_seconds()
             with http.stages.counting():
-                speed, seen = over_http(http.clients, local.port, TOKENS, f"{salt}-http")
+                speed, seen = over_http(http.clients, local.port, http.tokens, f"{salt}-http")
             over.append(speed)
-            cpu.append((local.cpu_seconds() - before) / (STREAMS * TOKENS))
-            client.append(seen["client_cpu_s"] / (STREAMS * TOKENS))
+            num_tokens = STREAMS * http.tokens
+            cpu.append((local.cpu_seconds() - before) / num_tokens)
+            client.append(seen["client_cpu_s"] / num_tokens)
 
         order = [alone, served] if i % 2 else [served, alone]
         for part in order:
@@ -262,6 +264,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "serve-cpu.json")
     parser.add_argument("--only", nargs="*", help="speed, memory or slow; default: all")
     parser.add_argument("--spec", nargs="*", default=["auto", "none"], help="drafters")
+    parser.add_argument(
+        "--tokens", type=int, default=TOKENS, help="of answers whose cost is measured"
+    )
     args = parser.parse_args()
     wanted = args.only or ["speed", "memory", "slow"]
     started = time.time()
@@ -275,7 +280,7 @@ def main() -> None:
                 only_new_garbage(),
                 quick_turns(),
             ):
-                http = Http(spec, Local(llm, stages), stages, clients)
+                http = Http(spec, Local(llm, stages), stages, clients, args.tokens)
                 rows += [measure(Engine(llm), http) for measure in (throughput, first_token)]
                 http.local.close()
         with tempfile.TemporaryDirectory() as folder:
@@ -289,7 +294,7 @@ def main() -> None:
         "schema": "paceline/serve-cpu/1",
         "model": "SmolLM2-135M-Instruct",
         "streams": STREAMS,
-        "tokens": TOKENS,
+        "tokens": args.tokens,
         "machine": machine(torch.device("cpu")),
         "versions": versions(),
         "source": source(),

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from paceline.core.batch import ForwardOutput
+from paceline.core.batch import ForwardMode, ForwardOutput
 from paceline.core.request import SamplingParams
 from paceline.engine.engine import Engine
+from paceline.engine.plan import StepPlan
 from paceline.ops.cpu import stack
 from paceline.ops.cpu.build import built
 from paceline.ops.cpu.native import native
@@ -29,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("gpu", [False, True], ids=["a CPU", "as on a GPU"])
 @pytest.mark.parametrize("spec", ["none", "suffix"])
 def test_each_step_that_computes_says_so_once(model: Path, spec: str, gpu: bool) -> None:
-    """Prompts in chunks, plain steps, drafts, graphs; a step that only reads results says nothing."""
+    """Prompts in chunks, plain steps, drafts, graphs; also one that only reads, before it does."""
     eng = engine(model, method=spec, chunk_size=4)
     if gpu:
         as_on_gpu(eng)
@@ -37,19 +38,31 @@ def test_each_step_that_computes_says_so_once(model: Path, spec: str, gpu: bool)
     eng.add(request("a", PROMPT, params))
     eng.add(request("b", PROMPT[:3], params))
     computed = eng._launcher.launch
-    launched: list[object] = []
+    launched: list[StepPlan] = []
 
     def launch(*args: Any) -> object:
         launched.append(args[0])
         return computed(*args)
 
     eng._launcher.launch = launch
-    said: list[int] = []
+    read, reads = eng._reader.read, [0]
+
+    def reader(*args: Any) -> object:
+        reads[0] += 1
+        return read(*args)
+
+    eng._reader.read = reader
+    only_read = 0
     while eng.has_work:
-        before = len(said), len(launched)
-        eng.step(lambda: said.append(len(launched)))
-        assert len(said) - before[0] == len(launched) - before[1] <= 1
-    assert len(said) > 12 // 8
+        said: list[int] = []
+        before = len(launched), reads[0]
+        eng.step(lambda said=said: said.append(reads[0]))
+        assert said == [before[1]], "once, before results are read"
+        only_read += len(launched) == before[0]
+    assert {plan.mode for plan in launched} == {ForwardMode.EXTEND, ForwardMode.BLOCK}
+    assert (only_read > 0) == (gpu and spec == "none"), "where results are read one step late"
+    if gpu:
+        assert eng.report()["num_graphs"] > 0
 
 
 @pytest.mark.skipif(native() is None, reason=f"no own kernels: {built().reason}")

@@ -24,7 +24,7 @@ from paceline.api.results import Chunk, joined
 from paceline.api.submission import Item, Submitted
 from paceline.core.errors import PacelineError
 
-_MOST_APART = 64  # chunks that wait side by side before they are joined
+_MOST_APART = 64  # chunks of a few answers that wait side by side before they are joined
 
 
 class Inbox:
@@ -32,6 +32,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._chunks: list[Chunk] = []
+        self._most = _MOST_APART
         self._error: PacelineError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -39,8 +40,11 @@ class Inbox:
         """Add a chunk, or an error that ends everything."""
         if isinstance(item, Chunk):
             self._chunks.append(item)
-            if len(self._chunks) > _MOST_APART:
+            if len(self._chunks) > self._most:
                 self._chunks = _by_answer(self._chunks)
+                # A reader of many answers has one chunk of each: joining them anew for every chunk that
+                # comes would take ever longer.
+                self._most = max(_MOST_APART, 2 * len(self._chunks))
         else:
             self._error = item
         waiter = self._waiter

@@ -242,6 +242,9 @@ class EngineLoop(Generic[E]):
                     self._closing = True
 
     def _add(self, command: _Submit) -> None:
+        if any(request.id in self._sinks for request in command.requests):
+            self._hand_over()  # the last output of an earlier one of that name
+
         def add_all() -> tuple[int, ...]:
             seeds: list[int] = []
             count = len(command.requests)

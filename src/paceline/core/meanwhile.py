@@ -3,7 +3,8 @@
 One thread at a time runs Python, and a step's thread gives it away whenever it calls into PyTorch. If
 others are woken between two steps they take Python at the first such call, and the step waits until all
 of them are through. Woken right before the target's long native call (or once a GPU computes), they have
-it for themselves and nobody waits.
+it for themselves and nobody waits. Where the layers are many calls there is no such moment; it is called
+before them.
 """
 
 from __future__ import annotations

@@ -261,6 +261,8 @@ class Engine:
         plan = self._scheduler.schedule(self._max_draft)
         if plan is not None:
             self._pending.append(self._launcher.launch(plan, meanwhile))
+        else:
+            meanwhile()  # before anything is read: text goes out with the tokens that it belongs to
         lag = 0 if self._scheduler.has_grammar else self.lag
         while self._pending and (plan is None or len(self._pending) > lag):
             outputs += self._reader.read(self._pending.popleft())

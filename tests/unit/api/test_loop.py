@@ -190,6 +190,27 @@ def test_what_was_made_before_a_failing_step_is_handed_over() -> None:
     loop.close()
 
 
+def test_a_name_may_be_used_again_as_soon_as_the_engine_has_forgotten_it() -> None:
+    """Each sink gets its own request's outputs, the last one among them."""
+    engine = FakeEngine([10, 11])
+    boxes = SimpleQueue(), SimpleQueue()
+
+    def again(number: int) -> None:
+        if (
+            number == 2
+        ):  # "a" ends in this step; "b" keeps the engine busy, so nothing is handed over yet
+            loop.submit([request("a", max_tokens=2)], boxes[1].put)
+
+    engine._on_step = again
+    loop = EngineLoop(engine)
+    rest = SimpleQueue()
+    loop.submit([request("a", max_tokens=4)], boxes[0].put)
+    loop.submit([request("b", max_tokens=60)], rest.put)
+    assert [len([t for o in drain(box) for t in o.token_ids]) for box in boxes] == [4, 2]
+    drain(rest)
+    loop.close()
+
+
 def test_a_failing_sink_loses_only_its_own_request(caplog: pytest.LogCaptureFixture) -> None:
     """A fault in one consumer may not stop the others, nor keep its request running."""
 

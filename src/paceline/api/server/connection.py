@@ -134,8 +134,8 @@ class Connection(HttpToolsProtocol):
         assert cycle is not None, "an app runs for it"
 
         def write(body: bytes) -> Awaitable[None] | None:
-            if cycle.disconnected:
-                return None
+            if cycle.disconnected or cycle.response_complete or not body:
+                return None  # nobody reads it; and an empty chunk would end the body
             chunked = cycle.chunked_encoding
             self.transport.write(b"%x\r\n%b\r\n" % (len(body), body) if chunked else body)
             return self.flow.drain() if self.flow.write_paused else None

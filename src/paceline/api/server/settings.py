@@ -125,7 +125,9 @@ class ServerSettings:
     )
     write_timeout: float = field(
         default=300.0,
-        metadata=_doc(LIMITS, "a client that takes nothing for so many seconds is given up"),
+        metadata=_doc(
+            LIMITS, "a client that has not taken what was sent for so many seconds is given up"
+        ),
     )
 
     timeout_keep_alive: float = field(

@@ -9,7 +9,6 @@ Not for: what the events say.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -58,7 +57,7 @@ class EventStream(Response):
         events: what is sent; closed when the stream ends, however it ends.
         end: text of the last event; None: there is none.
         keep_alive_s: send a comment after so long without an event; 0: never.
-        write_timeout_s: give up a client that has taken nothing for so long.
+        write_timeout_s: give up a client that has not taken what was sent for so long.
         error_event: name of the event that tells an error; None: it has none.
     """
 
@@ -104,7 +103,7 @@ class EventStream(Response):
                 await close()
         if results[1] is _Slow:
             log.warning(
-                "a client took nothing of its stream for %.0f s and was given up",
+                "a client did not take what its stream had sent for %.0f s and was given up",
                 self._write_timeout_s,
             )
             scope.get("extensions", {}).get(ABORT, lambda: None)()
@@ -132,13 +131,15 @@ class EventStream(Response):
         await self._until_taken(_write(send, last, more=False))
 
     async def _until_taken(self, taking: Awaitable[object]) -> None:
-        self._last = self._sending_since = time.monotonic()
+        if self._sending_since is None:  # else a comment waits for the client already
+            self._sending_since = time.monotonic()
         await taking
-        self._sending_since = None
+        self._last, self._sending_since = time.monotonic(), None
 
     async def _watch(self, receive: Receive, write: Write) -> type[_Slow] | None:
         """Return once the client has gone, or is too slow."""
         leaving = asyncio.create_task(gone(receive))
+        comment: asyncio.Future[None] | None = None  # on its way, while the client is watched on
         tick = min(self._keep_alive_s or self._write_timeout_s, self._write_timeout_s) / 2
         try:
             while True:
@@ -153,11 +154,13 @@ class EventStream(Response):
                     self._last = now
                     taking = write(_COMMENT)
                     if taking is not None:
-                        await self._until_taken(taking)
+                        self._sending_since = now
+                        comment = asyncio.ensure_future(self._until_taken(taking))
         finally:
-            leaving.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await leaving
+            waiting = [leaving] if comment is None else [leaving, comment]
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
 
 class _Slow:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.api.server.encoding import encoded
+
+
+@dataclass
+class Point:
+    x: int
+
 
 SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -35,8 +44,18 @@ def test_it_means_what_was_given_and_is_one_line(value: object) -> None:
         ("\ud83d", b'"\\ud83d"'),
         ("“\u2028”\x85", '"“\\u2028”\\u0085"'.encode()),
         ({"\ud83d": 1 << 64}, b'{"\\ud83d":18446744073709551616}'),
+        ([math.nan, -math.inf], b"[null,null]"),
+        ({"a": ([math.nan],), "b": "\ud83d"}, b'{"a":[[null]],"b":"\\ud83d"}'),
     ],
-    ids=["short", "as it is", "half a character", "line ends", "a large number"],
+    ids=[
+        "short",
+        "as it is",
+        "half a character",
+        "line ends",
+        "a large number",
+        "no numbers",
+        "no number beside half a character",
+    ],
 )
 def test_bytes(value: object, data: bytes) -> None:
     """No blanks, and as few escapes as there can be."""
@@ -45,5 +64,6 @@ def test_bytes(value: object, data: bytes) -> None:
 
 def test_what_json_does_not_have_is_an_error() -> None:
     """Not the text of it."""
-    with pytest.raises(TypeError):
-        encoded({"a": object()})
+    for value in (object(), datetime.now(UTC), Point(1), b"bytes", {1, 2}):
+        with pytest.raises(TypeError):
+            encoded({"a": value})

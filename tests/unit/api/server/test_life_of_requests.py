@@ -6,11 +6,14 @@ import asyncio
 import json
 import socket
 import threading
+from collections.abc import Sequence
 
 import httpx2
 import pytest
 
+from paceline.api import answers
 from paceline.api.llm import LLM
+from paceline.api.results import Chunk
 from paceline.api.server.settings import ServerSettings
 from paceline.core.request import SamplingParams
 from tests.fake_engine import FakeEngine
@@ -282,13 +285,13 @@ def test_what_a_slow_reader_has_not_taken_is_joined() -> None:
     llm = LLM.from_engine(FakeEngine(ids("abcdefghij"), max_len=10**5, width=1), TOKENIZER)
 
     async def main() -> None:
-        answers = await llm.submit([ids("x")], SamplingParams(max_tokens=2000, logprobs=1))
-        first = await anext(answers)
+        found = await llm.submit([ids("x")], SamplingParams(max_tokens=2000, logprobs=1))
+        first = await anext(found)
         while llm._loop.call(lambda engine: engine.has_work).result():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
-        assert len(answers._inbox._chunks) <= 65
-        rest = [chunk async for chunk in answers]
+        assert len(found._inbox._chunks) <= 65
+        rest = [chunk async for chunk in found]
         assert len(rest) == 1
         assert first.text + rest[0].text == "abcdefghij" * 200
         assert len(rest[0].token_ids) == len(rest[0].sources) == len(rest[0].logprobs)
@@ -298,6 +301,35 @@ def test_what_a_slow_reader_has_not_taken_is_joined() -> None:
         asyncio.run(main())
     finally:
         llm.close()
+
+
+def test_what_many_answers_pile_up_is_joined_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each joining goes through all of them, so it comes once in as many chunks as there are answers."""
+    joinings: list[int] = []
+    join = answers._by_answer
+
+    def counted(chunks: Sequence[Chunk]) -> list[Chunk]:
+        joinings.append(len(chunks))
+        return join(chunks)
+
+    monkeypatch.setattr(answers, "_by_answer", counted)
+    inbox, num_answers, num_steps = answers.Inbox(), 128, 20
+    for step in range(num_steps):
+        for index in range(num_answers):
+            inbox.put(
+                Chunk(
+                    prompt_index=0,
+                    sample_index=index,
+                    text=f"{step} ",
+                    token_ids=(step,),
+                    sources=(0,),
+                    logprobs=None,
+                )
+            )
+    assert len(joinings) <= num_steps + 2
+    taken = inbox.take()
+    assert [chunk.sample_index for chunk in taken] == list(range(num_answers))
+    assert {chunk.token_ids for chunk in taken} == {tuple(range(num_steps))}
 
 
 def test_streams_of_many_prompts_say_which(endless: LocalServer) -> None:

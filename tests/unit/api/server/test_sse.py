@@ -111,7 +111,29 @@ def test_a_client_that_never_takes_more_is_given_up(caplog: pytest.LogCaptureFix
     _, kinds = sent(EventStream(source(), write_timeout_s=0.1), direct_to([], never))
     assert kinds == ["http.response.start"]
     assert closed == [True]
-    assert "took nothing of its stream" in caplog.text
+    assert "did not take what its stream had sent" in caplog.text
+
+
+def test_a_client_that_does_not_even_take_a_comment_is_given_up() -> None:
+    """A comment that waits for the client does not keep the watch from counting the time."""
+    parts: list[bytes] = []
+    closed: list[bool] = []
+
+    async def source() -> AsyncIterator[Event]:
+        try:
+            await asyncio.Event().wait()
+            yield {}
+        finally:
+            closed.append(True)
+
+    async def never() -> None:
+        await asyncio.Event().wait()
+
+    stream = EventStream(source(), keep_alive_s=0.05, write_timeout_s=0.2)
+    _, kinds = sent(stream, direct_to(parts, never))
+    assert parts == [b": keep-alive\n\n"]
+    assert kinds == ["http.response.start"]
+    assert closed == [True]
 
 
 @pytest.mark.parametrize("error", [EngineStoppedError("no more"), ZeroDivisionError("own")])
