@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paceline.api.server.encoding import encoded
@@ -29,10 +29,15 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
+@example("\ud83d\ude00")
+@example({"\ud83d\ude00": 1, "🙂": 1 << 70})
 def test_it_means_what_was_given_and_is_one_line(value: object) -> None:
-    """Half characters, large integers and all line ends of Unicode among it."""
+    """Half characters, large integers and all line ends of Unicode among it.
+
+    Two halves side by side are one character to JSON, so what they mean is what Python's encoder says.
+    """
     data = encoded(value)
-    assert json.loads(data) == value
+    assert json.loads(data) == json.loads(json.dumps(value))
     assert len(data.decode().splitlines()) == 1
 
 
