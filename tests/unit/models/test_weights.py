@@ -142,7 +142,8 @@ def test_a_tied_model_with_a_head_of_its_own_is_untied(tmp_path: Path) -> None:
     """Where the configuration says tied and the tensors differ, the tensors are right, and it is noted."""
     transformers = pytest.importorskip("transformers", reason="transformers is the oracle")
     tiny.write_tiny(tmp_path, tie_word_embeddings=True)
-    edit(tmp_path, {"lm_head.weight": torch.randn(97, 64)})
+    head = 0.1 * torch.randn(97, 64, generator=torch.Generator().manual_seed(0))
+    edit(tmp_path, {"lm_head.weight": head})
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     loaded = load(tmp_path)
     assert not loaded.config.tie_embeddings
