@@ -22,7 +22,7 @@ from paceline.engine.graph_keys import Trees
 from paceline.engine.graphs import GraphCache, Recorded, Step
 from paceline.engine.launch import Pending
 from paceline.engine.plan import StepPlan
-from tests import network_cases, tiny, tiny_drafters
+from tests import grammars, network_cases, tiny, tiny_drafters
 from tests.engine.as_on_gpu import Calls, as_on_gpu, grower_of
 from tests.engine.harness import engine, request, run
 
@@ -267,6 +267,38 @@ def test_a_step_without_memory_for_its_graph_runs_all_the_same(
     said = [r.getMessage() for r in caplog.records if "no memory is left" in r.getMessage()]
     assert len(said) == len(set(said)) > 0
     assert "max_rows" in said[0]
+
+
+def test_a_step_whose_trees_the_host_reads_is_said_once_for_each_kind(
+    model: Path, networks: Networks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A grammar beside a drafter network: no graph, counted, in words; as often as kinds, not as steps."""
+    folder, _ = networks("ddtree", {})
+    eng = engine(model, method="ddtree", model=str(folder))
+    graphs = as_on_gpu(eng)
+    greedy = SamplingParams(temperature=0.0, max_tokens=40)
+
+    def said() -> list[str]:
+        found = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        return [text for text in found if "without a graph" in text]
+
+    run(eng, [grammars.constrained("a", [5, 6], greedy, "form")])
+    steps = graphs.num_eager
+    assert steps > 2
+    (one,) = said()
+    assert one.startswith("a step of 1 row, ")
+    assert "a grammar runs without a graph" in one
+    assert "outputs are the same" in one
+    assert "(suffix, ngram) have graphs" in one
+    run(eng, [grammars.constrained(str(i), [5, 6 + i], greedy, "form") for i in range(2)])
+    assert graphs.num_eager > steps + 2
+    more = said()
+    assert len(more) == len(set(more)) == len(graphs._read) > 1
+    assert any(text.startswith("a step of 2 rows, ") for text in more)
+    free = run(engine(model, method="none"), [grammars.constrained("a", [5, 6], greedy, "form")])
+    again = run(eng, [grammars.constrained("a", [5, 6], greedy, "form")])
+    assert again["a"].tokens == free["a"].tokens
+    assert len(said()) == len(more)
 
 
 def test_lives_do_preempt(model: Path) -> None:

@@ -115,6 +115,7 @@ class GraphCache:
         self._allowed: dict[int, Tensor] = {}  # by padded tokens [T, W] int32, for grammars
         self._graphs: dict[GraphKey, Recorded] = {}
         self._too_large: set[GraphKey] = set()
+        self._read: set[GraphKey] = set()  # what a graph of steps with trees read back would be
         self.num_eager = 0
         self.seconds = 0.0
         self.nbytes = 0
@@ -151,15 +152,8 @@ class GraphCache:
             proposals: GIVEN: one for each row.
             allowed: [nodes, W] int32 grammar bits of the rows' nodes, on the device; not with GROWN.
         """
-        options = self._rows.options
-        key = self.ladder.key(
-            trees,
-            rows=len(host_rows),
-            drafted=sum(len(p.tokens) for p in proposals),
-            pages=num_pages,
-            options=options.in_play(host_rows),
-            num_logprobs=options.num_logprobs(host_rows),
-            masked=allowed is not None,
+        key = self._key(
+            trees, host_rows, num_pages, proposals=proposals, masked=allowed is not None
         )
         recorded = self._graphs.get(key) or self._on_demand(key)
         if recorded is None:
@@ -172,6 +166,28 @@ class GraphCache:
             self._allowed[key.tokens][: len(allowed)].copy_(allowed, non_blocking=True)
         self._inputs[key.rows].write(host_rows, caps)
         return recorded.replay().first(len(host_rows))
+
+    def pass_by(self, host_rows: list[int], num_pages: int) -> None:
+        """Count a step without a graph: the host has read the network's trees. Said once a kind.
+
+        A grammar has to see them, and what the network noted as it grew them lies at no place that a
+        graph knows.
+
+        Args:
+            host_rows: the rows.
+            num_pages: of a row that the step may look at.
+        """
+        self.num_eager += 1
+        key = self._key(Trees.GROWN, host_rows, num_pages, masked=True)
+        if key in self._read:
+            return
+        self._read.add(key)
+        log.warning(
+            "%s runs without a graph, slower, because the host reads a drafter network's trees where a row "
+            "keeps a grammar; outputs are the same. Drafters without a network (suffix, ngram) have graphs "
+            "of such steps",
+            key,
+        )
 
     def make(self, key: GraphKey) -> Recorded:
         """Record a step over spare rows, if that was not done: nothing of anybody's state changes.
@@ -211,6 +227,26 @@ class GraphCache:
         self.nbytes += recorded.nbytes
         self.seconds += time.perf_counter() - started
         return recorded
+
+    def _key(
+        self,
+        trees: Trees,
+        host_rows: list[int],
+        num_pages: int,
+        *,
+        proposals: Sequence[Proposal] = (),
+        masked: bool,
+    ) -> GraphKey:
+        options = self._rows.options
+        return self.ladder.key(
+            trees,
+            rows=len(host_rows),
+            drafted=sum(len(p.tokens) for p in proposals),
+            pages=num_pages,
+            options=options.in_play(host_rows),
+            num_logprobs=options.num_logprobs(host_rows),
+            masked=masked,
+        )
 
     def _on_demand(self, key: GraphKey) -> Recorded | None:
         """Record what the coming step asks for. None: there is no memory for it, which is said once."""

@@ -103,8 +103,7 @@ class Launcher:
             drafted = self._propose(plan, host_rows, torch.empty(0, dtype=torch.int64))
             started = time.perf_counter()
             if drafted.read:
-                # What the drafter noted when it was asked lies at no place that a graph knows.
-                self.graphs.num_eager += 1
+                self.graphs.pass_by(host_rows, self._rows.num_pages)
                 tensors = None
             else:
                 tensors = self._captured(self.graphs, plan, drafted, host_rows)
