@@ -44,11 +44,17 @@ _COUNTERS: Mapping[str, tuple[str, str]] = {
         "spec_decode_num_forced_tokens",
         "Of the accepted ones, those that a grammar forced: they come without a drafter",
     ),
+    "num_steps_without_graph": (
+        "num_steps_without_graph",
+        "Of the block steps, those that no CUDA graph served, which are slower; 0 where graphs are off",
+    ),
 }
 _GAUGES: Mapping[str, tuple[str, str]] = {
     "num_running": ("num_requests_running", "Requests that hold a row"),
     "num_waiting": ("num_requests_waiting", "Requests that the engine has no row for"),
     "kv_cache_usage": ("kv_cache_usage_perc", "KV pages in use, of 1; cached ones are free"),
+    "num_graphs": ("num_graphs", "CUDA graphs captured so far"),
+    "graph_bytes": ("graph_bytes", "Memory of the device that CUDA graphs hold"),
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -18,6 +20,10 @@ from paceline.core.batch import ForwardMode
 from paceline.core.request import RequestStats, SamplingParams
 from paceline.engine.counters import Counters
 from paceline.engine.plan import Chunk, StepPlan
+from tests import tiny
+from tests.engine.as_on_gpu import as_on_gpu
+from tests.engine.harness import engine, request, run
+from tests.engine.test_beforehand import Sized
 from tests.local_server import PATH, LocalServer, body, local_server
 from tests.served import ids
 
@@ -203,6 +209,27 @@ def test_the_steps_tokens_are_a_histogram() -> None:
         assert upto == [2, 4, 5, 6, 6]
         assert found[f"{name}_bucket,le=+Inf"] == found[f"{name}_count"] == 7
         assert found[f"{name}_sum"] == 39 + 2 + 20 + 20_000
+
+
+def test_steps_without_a_graph_are_told(tmp_path: Path) -> None:
+    """An engine with graphs, of which one found memory; and one without a GPU, which needs none."""
+    model = tiny.write_tiny(tmp_path, "qwen3", seed=5, num_hidden_layers=1)
+    metrics, names = Metrics("m", vllm_names=True), Counter[str]()
+    for room, eng in ((1, engine(model, method="none")), (0, engine(model, method="none"))):
+        if room:
+            as_on_gpu(eng, Sized(nbytes=1000, room=1000))
+        for i, temperature in enumerate((0.0, 1.0)):  # two kinds of steps
+            params = SamplingParams(temperature=temperature, max_tokens=5, ignore_eos=True)
+            run(eng, [request(str(i), [5, 6], params)])
+        report = eng.report()
+        found = samples(metrics.render(report).decode())
+        steps = report["num_block_steps"] // 2  # every second one
+        assert steps > 1
+        assert found["paceline:num_steps_without_graph_total"] == steps * room
+        assert found["paceline:num_graphs"] == room
+        assert found["paceline:graph_bytes"] == 1000 * room
+        names.update(name for name in found if "graph" in name)
+    assert len(names) == 3, "vLLM has none of these"
 
 
 def test_drafting_in_vain_is_told() -> None:
