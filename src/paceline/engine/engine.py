@@ -30,6 +30,7 @@ from paceline.core.errors import EngineStoppedError, RequestError
 from paceline.core.meanwhile import Meanwhile, nothing
 from paceline.core.request import FinishReason, Request, SamplingParams, StepOutput
 from paceline.core.stages import silent
+from paceline.draft import build_network
 from paceline.engine.beforehand import capture_usual, trial, unheard
 from paceline.engine.build import build_parts, load_target, resolve
 from paceline.engine.choice import choose_drafter
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from paceline.core.config import EngineConfig, ModelConfig
     from paceline.core.stages import Stages
     from paceline.engine.beforehand import Progress
-    from paceline.engine.build import Parts
+    from paceline.engine.build import NetworkMaker, Parts
     from paceline.engine.fitness import Probes
     from paceline.models import LoadedModel
 
@@ -100,6 +101,7 @@ class Engine:
         stages: Stages = silent,
         probes: Callable[[], Probes] | None = None,
         progress: Progress | None = None,
+        make_network: NetworkMaker = build_network,
     ) -> Engine:
         """Load the model, size the memory and return a ready engine.
 
@@ -111,6 +113,7 @@ class Engine:
             probes: what to test a drafter network on that was not yet tested with this model (see
                 `fitness`); None: it is served untested.
             progress: told how many graphs are captured, and of how many (GPU).
+            make_network: makes a drafter network; default: from the folder that the config names.
 
         Raises:
             ConfigError: a value that cannot be served, a budget that does not hold one sequence, a
@@ -129,7 +132,9 @@ class Engine:
         used, graph_bytes = used_memory(device), None
         if resolved.cache.memory_gb is not None or device.type == "cuda":
             with within_memory("a step of full size", device, _STEPS):
-                used, graph_bytes = cls._measured(warm_config(resolved, loaded.config), loaded)
+                used, graph_bytes = cls._measured(
+                    warm_config(resolved, loaded.config), loaded, make_network
+                )
         if probes is not None:  # after the measurement: what it takes is free again by then
             model = loaded
             chosen += vet(
@@ -137,7 +142,7 @@ class Engine:
             )
             free_cached(device)
         with within_memory("the KV pool with the rows' tables", device, _POOL):
-            parts = build_parts(resolved, loaded, used, graph_bytes=graph_bytes)
+            parts = build_parts(resolved, loaded, used, make_network, graph_bytes)
         slower = slower_dtype(device, native.refusal(torch.bfloat16))
         says = slower is not None and config.dtype == "auto"
         own = kernels_refused(device, TORCH_DTYPES[resolved.dtype])
@@ -149,18 +154,21 @@ class Engine:
         return engine
 
     @classmethod
-    def _measured(cls, warm: EngineConfig, loaded: LoadedModel) -> tuple[int, int | None]:
+    def _measured(
+        cls, warm: EngineConfig, loaded: LoadedModel, make_network: NetworkMaker
+    ) -> tuple[int, int | None]:
         """Bytes that weights and work space take, and those to set aside for graphs (None: no graphs).
 
         Args:
             warm: from `warm_config`.
             loaded: the target.
+            make_network: as for `build`.
         """
         device, graph_bytes = torch.device(warm.device), None
         give_back(device)  # an engine before this one may have filled the GPU
         forget_peak(device)
         held = used_memory(device)
-        engine = cls(build_parts(warm, loaded, 0))
+        engine = cls(build_parts(warm, loaded, 0, make_network))
         engine._warm_up()
         if engine._launcher.graphs is not None:
             graph_bytes = trial(engine._launcher.graphs)
