@@ -312,7 +312,10 @@ def test_too_little_for_one_sequence_beside_graphs() -> None:
     assert "0.29 GB for CUDA graphs" in said
     assert "max_len <=" in said
     assert "memory_gb" in said
-    assert "graphs off" in said
+    assert said.endswith("(graphs off), or use device cpu")
+    with pytest.raises(MemoryBudgetError) as raised:
+        sized(config, device_type="cpu", used=550 * MB)
+    assert str(raised.value).endswith("give more memory_gb (or num_pages)"), "it is the CPU"
 
 
 def test_on_a_gpu_the_trial_has_the_drafter_and_the_graphs(model: Path) -> None:

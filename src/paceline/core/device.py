@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import os
 import platform
 import resource
@@ -15,9 +16,11 @@ from pathlib import Path
 
 import torch
 
-from paceline.core import environment
+from paceline.core import cuda, environment
 from paceline.core.config import DType
 from paceline.core.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 TORCH_DTYPES: dict[DType, torch.dtype] = {
     "bfloat16": torch.bfloat16,
@@ -33,11 +36,19 @@ _LOGIT_BYTES, _LOGIT_SHARE = 1 << 30, 64  # most bytes of logits, and which part
 def choose_device(name: str) -> torch.device:
     """Resolve "auto", "cpu", "cuda" or "cuda:N".
 
+    "auto" is the GPU if it can be used. One that is there and cannot be is said aloud.
+
     Raises:
-        ConfigError: the device is unknown or not there; the message says what is.
+        ConfigError: the device is unknown, not there or of no use to this PyTorch; the message says what
+            is possible.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        lacks = cuda.unusable(0)
+        if lacks is not None and lacks.there:
+            log.warning(
+                "device 'auto' is the CPU here: %s. For the GPU: %s", lacks.why, lacks.remedy
+            )
+        return torch.device("cuda" if lacks is None else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -48,12 +59,10 @@ def choose_device(name: str) -> torch.device:
     if device.type != "cuda":
         msg = f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N"
         raise ConfigError(msg)
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if (device.index or 0) >= count:
-        have = f"this machine has {count} CUDA device(s)" if count else "no CUDA device is found"
-        if torch.version.cuda is None and torch.version.hip is None:
-            have = "this PyTorch was built without CUDA; install one that has it"
-        msg = f"device {name!r} was asked for, but {have}; use cpu or auto"
+    lacks = cuda.unusable(device.index or 0)
+    if lacks is not None:
+        way = f"{lacks.remedy}, or use device cpu" if lacks.remedy else "use cpu or auto"
+        msg = f"device {name!r} was asked for, but {lacks.why}; {way}"
         raise ConfigError(msg)
     return device
 

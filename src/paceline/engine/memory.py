@@ -89,6 +89,7 @@ def size_pool(
                 + (f"use max_len <= {fits}, or " if fits > 0 else "")
                 + "give more memory_gb (or num_pages)"
                 + (", or leave graphs out (graphs off)" if graphs else "")
+                + (", or use device cpu" if device_type == "cuda" else "")
             )
             raise MemoryBudgetError(msg)
         max_len, need = fits, affordable
