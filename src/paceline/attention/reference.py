@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from paceline.kv.layout import KVLayout
     from paceline.kv.pool import KVPool
 
+_LEAST_BYTES = 2  # of a number that is stored as it is
+
 
 class ReferenceAttention:
     """Attention by gathering keys through the page table; see `ops/reference/attention.py`."""
@@ -37,9 +39,11 @@ class ReferenceAttention:
         dtype: torch.dtype,
         page_size: int,  # noqa: ARG002 (any)
     ) -> str | None:
-        """Refuse nothing but numbers that are not floating point."""
+        """Refuse nothing but numbers that are not floating point, or would need a scale."""
         if not dtype.is_floating_point:
             return f"{dtype} is not a floating-point type"
+        if dtype.itemsize < _LEAST_BYTES:
+            return f"{dtype} needs scales, for which a pool has no place"
         return None
 
     def plan(self, batch: ForwardBatch) -> None:

@@ -10,6 +10,7 @@ from paceline.attention.reference import ReferenceAttention
 from paceline.core.errors import ConfigError
 from paceline.core.registry import Registry
 from paceline.kv.layout import Heads
+from paceline.ops.triton import grid
 
 POOL = (Heads(2, 8), torch.device("cpu"), torch.float32, 16)
 
@@ -94,3 +95,11 @@ def test_registered_names_are_backends() -> None:
         assert callable(backend.refuses)
         assert callable(backend.plan)
         assert callable(backend.heads)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_nobody_serves_eight_bits(dtype: torch.dtype) -> None:
+    """A pool has no scales: written as they are, such keys would be wrong without a word."""
+    said = attention.refusals(Heads(8, 128), torch.device("cpu"), dtype, 16)
+    assert all(said.values()), said
+    assert f"not for {dtype}" in str(grid.refusal(dtype, 128))

@@ -232,6 +232,7 @@ def test_only_numbers_are_refused() -> None:
     for dtype in DTYPES:
         assert refuses(Heads(3, 64), torch.device("cuda"), dtype, 16) is None
     assert refuses(Heads(3, 64), torch.device("cpu"), torch.int8, 16) is not None
+    assert "scales" in str(refuses(Heads(3, 64), torch.device("cpu"), torch.float8_e4m3fn, 16))
 
 
 @given(data=st.data())
