@@ -117,3 +117,20 @@ def test_the_widened_model_is_as_fast_as_measured() -> None:
     best = {(r["drafter"], r["sequences"]): r["over_plain"] for r in record["rows"]}
     assert f"{best['ddtree', 1]:.1f} times as fast as plain decoding at one sequence" in readme
     assert f"{best['dflash', 8]:.1f} times at 8 (`dflash`)" in readme
+
+
+def test_a_step_s_results_are_copied_in_the_time_measured() -> None:
+    """Microseconds of the copy, and of what steps: profiles that list it."""
+    record = json.loads((RESULTS / "h200-profiles.json").read_text())
+    found = [
+        (kernel["us"], profile["ms_per_step"], kernel["calls"])
+        for profile in record["profiles"]
+        for kernel in profile["kernels"]
+        if kernel["name"].startswith("Memcpy DtoH")
+    ]
+    (us,) = {copy for copy, _, _ in found}
+    assert {calls for *_, calls in found} == {1.0}, "one copy a step"
+    steps = [ms for _, ms, _ in found]
+    says = " ".join(text("docs/gpu-step.md").split())
+    said = f"the copy takes {us} µs, of steps of {min(steps):.2f} to {max(steps):.2f} ms"
+    assert said in says, said
