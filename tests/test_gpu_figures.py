@@ -63,7 +63,7 @@ def test_ratios_on_a_gpu_are_those_measured() -> None:
     rows, says = step_rows("h200-ratios"), text("docs/performance.md")
     for n, context in ((1, 1024), (8, 1024), (1, 32_768)):
         one, many = (rows[spec, n, context]["ms_per_step"] for spec in ("none", "chain:16"))
-        line = f"| {n} × {context:,} | {one:.2f} | {many:.2f} | {many / one:.2f} |"
+        line = f"| {n} × {context:,} | {one:.2f} | {many:.2f} | {many / one:.3f} |"
         assert line in says, line
     even, uneven = (rows[s, 64, 1024]["ms_per_step"] for s in ("chain:4", "uneven:4:16"))
     assert f"take {uneven:.2f} ms, with 4 nodes each {even:.2f}: {uneven / even:.2f} times" in says
