@@ -38,7 +38,7 @@ from paceline.bench.step_batch import Batch
 from paceline.bench.step_cases import Case, Spec, cases_of, find_shape, parse_spec
 from paceline.bench.steps import Bench, Settings
 from paceline.cli.workbench import command_line
-from paceline.core.config import EngineConfig
+from paceline.core.config import CacheConfig, EngineConfig
 from paceline.core.errors import PacelineError
 from paceline.engine.engine import Engine
 from paceline.engine.graphs import Recorded
@@ -242,7 +242,13 @@ def main() -> int:
     """Run it."""
     args, began = arguments(), time.perf_counter()
     bench = Bench(
-        EngineConfig(model=str(args.folder), device=args.device, weights="bf16", seed=SEED),
+        EngineConfig(
+            model=str(args.folder),
+            device=args.device,
+            weights="bf16",
+            seed=SEED,
+            cache=CacheConfig(chunk_size=2048),  # so that all sequences start at once
+        ),
         random_weights=SEED,
     )
     profiles: list[Json] = []
