@@ -7,7 +7,7 @@ tensors, which is nearer to service, where a product wrote the input just before
 and replays timed by events, so the host has no part in it; what the writing between them takes is
 measured alone and subtracted. Results are compared with the definition's before anything is timed.
 
-    python benchmarks/gpu_fused.py --out benchmarks/results/gpu-fused.json
+    python benchmarks/gpu_fused.py --out benchmarks/results/h200-fused.json
 
 Needs PyTorch and Triton, nothing else. Takes a minute.
 """
@@ -19,12 +19,14 @@ import json
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from paceline.bench.machine import Json, machine, source, versions
+from paceline.cli.workbench import command_line
 from paceline.ops.reference import fused as reference
 from paceline.ops.triton import fused
 
@@ -209,6 +211,9 @@ def main() -> None:
                 )
                 lines.append(line)
     record: dict[str, Json] = {
+        "schema": "paceline-fused/1",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": ["python", "benchmarks/gpu_fused.py", *command_line()[1:]],
         "machine": machine(CUDA),
         "source": source(),
         "versions": versions() | {"triton": __import__("triton").__version__},
