@@ -12,11 +12,12 @@ import torch
 from paceline.bench import step_report
 from paceline.bench.step_batch import Batch
 from paceline.bench.step_cases import Case, Spec, parse_spec
-from paceline.bench.steps import Bench, Settings, _timed, run
+from paceline.bench.steps import Bench, Settings, _timed, random_network, run
 from paceline.core.config import CacheConfig, DraftConfig, EngineConfig
-from paceline.core.errors import ConfigError, MemoryBudgetError, PacelineError
+from paceline.core.errors import ConfigError, MemoryBudgetError, ModelError, PacelineError
 from paceline.cost.hardware import Hardware
 from paceline.engine import build
+from paceline.engine.engine import Engine
 from tests import tiny, tiny_drafters
 from tests.engine.as_on_gpu import as_on_gpu
 
@@ -246,6 +247,24 @@ def test_a_drafter_for_another_target_is_refused(bench: Bench, tmp_path: Path) -
     """Random weights make no drafter fit a target that it was not made for."""
     with pytest.raises(ConfigError, match="does not belong to this target"):
         run(bench, parse_spec("dflash:qwen3-8b-dflash-b8"), CASES, Settings(steps=1))
+
+
+@pytest.mark.parametrize("memory_gb", [None, 30.0])
+def test_an_engine_is_built_around_a_network_that_is_in_no_file(
+    bench: Bench, shapes: Path, memory_gb: float | None
+) -> None:
+    """As `Engine.build` does it, with a pool of the stated memory too."""
+    spec = spec_of(shapes, "dflash")
+    cache = replace(bench.config.cache, max_rows=2, memory_gb=memory_gb)
+    config = replace(bench.config, cache=cache, draft=spec.draft)
+    with pytest.raises(ModelError):
+        Engine.build(config, loaded=bench.loaded)
+    eng = Engine.build(config, loaded=bench.loaded, make_network=random_network(0))
+    assert eng.spec.name == "dflash"
+    batch = Batch(eng, Case(sequences=2, context=20), 0)
+    batch.prefill()
+    batch.start()
+    batch.steps(2)
 
 
 def test_weights_are_made_on_the_device_in_its_dtype(bench: Bench) -> None:
