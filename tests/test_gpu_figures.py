@@ -119,6 +119,28 @@ def test_the_widened_model_is_as_fast_as_measured() -> None:
     assert f"{best['dflash', 8]:.1f} times at 8 (`dflash`)" in readme
 
 
+def test_the_widened_model_parts_from_the_small_one_at_near_ties() -> None:
+    """In every row, under the stated margin; a clear choice that fell otherwise would be another model."""
+    rows = json.loads((RESULTS / "h200-widened.json").read_text())["rows"]
+    found = [row["differences"] for row in rows]
+    margin = 0.5
+    assert all(some["parted"] for some in found)
+    largest = max(some["largest_margin_nats"] for some in found)
+    assert largest < margin
+    medians = [some["median_margin_nats"] for some in found]
+    (anywhere,) = {some["median_margin_anywhere_nats"] for some in found}
+    assert anywhere > 7 * margin, "what a clear choice is"
+    says = text("docs/widened.md")
+    assert f"less than {margin} nats apart" in says
+    few = (
+        f"{min(medians):.2f} to {max(medians):.2f} nats apart in the median, {largest:.2f} at most"
+    )
+    assert few in says, few
+    assert f"they are {anywhere:.1f} apart in the median" in says
+    equal, parted = (sum(some[key] for some in found) for key in ("equal", "parted"))
+    assert 0.30 < equal / (equal + parted) < 0.37, "about a third"
+
+
 def test_a_step_s_results_are_copied_in_the_time_measured() -> None:
     """Microseconds of the copy, and of what steps: profiles that list it."""
     record = json.loads((RESULTS / "h200-profiles.json").read_text())
