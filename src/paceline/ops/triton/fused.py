@@ -231,7 +231,7 @@ def _heads(
     """Launch the rotation of q and k [T, heads, D]; with slots into caches [Hkv, S, D], and v too."""
     tokens, q_heads, dim = q.shape
     kv_heads = k.shape[1]
-    blocks = -(-q_heads // _HEADS) + -(-kv_heads // _HEADS)
+    blocks = -(-q_heads // _HEADS) + (1 if slots is None else 2) * -(-kv_heads // _HEADS)
     if tokens == 0 or blocks == 0:
         return
     positions = positions.contiguous()

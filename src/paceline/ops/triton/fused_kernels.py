@@ -65,11 +65,14 @@ def silu_mul_kernel(
 
 @triton.jit
 def _rotate(
-    row, to, h_stride, to_h_stride, weight, cos, sin, eps, first, writes,
+    row, to, h_stride, to_h_stride, weight, position, cos_sin, angle_stride, eps, first, writes,
     HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_H: tl.constexpr, NORM: tl.constexpr,
+    BLOCK_H: tl.constexpr, NORM: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """Norm (rounded, as a norm of its own would be) and rotate some heads of one token."""
+    """Norm (rounded, as a norm of its own would be) and rotate some heads of one token.
+
+    `position` points at the token's. The heads are asked for before it, since the angles wait for it.
+    """
     head = first + tl.arange(0, BLOCK_H)
     half = tl.arange(0, BLOCK)
     inside = half < DIM // 2
@@ -77,6 +80,10 @@ def _rotate(
     at = row + head.to(tl.int64)[:, None] * h_stride + half[None, :]
     a = tl.load(at, mask=there, other=0.0).to(tl.float32)
     b = tl.load(at + DIM // 2, mask=there, other=0.0).to(tl.float32)
+    angles = cos_sin + tl.load(position).to(tl.int64) * angle_stride + half
+    cos = tl.load(angles, mask=inside, other=0.0)
+    sin = tl.load(angles + DIM // 2, mask=inside, other=0.0)
+    release(OVERLAPS)
     if NORM:
         scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / DIM + eps)
         gain_a = tl.load(weight + half, mask=inside, other=0.0).to(tl.float32)
@@ -103,7 +110,7 @@ def _copy(
     at_d = tl.arange(0, BLOCK_D)
     there = (head < HEADS)[:, None] & (at_d < DIM)[None, :]
     at = row + head.to(tl.int64)[:, None] * h_stride + at_d[None, :]
-    values = tl.load(at, mask=there & writes, other=0.0)
+    values = tl.load(at, mask=there, other=0.0)
     into = to + head.to(tl.int64)[:, None] * to_h_stride + at_d[None, :]
     tl.store(into, values.to(to.dtype.element_ty), mask=there & writes)
 
@@ -117,42 +124,37 @@ def heads_kernel(
     BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, NORM: tl.constexpr, PAGED: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """Some query heads, or some key (and with PAGED value) heads, of one token.
+    """Some heads of one token: queries, then keys, then (PAGED) values, along the grid's second axis.
 
-    Query blocks come first in the grid's second axis. PAGED: keys and values go to slots of a cache,
-    else keys alone to their token's place.
+    PAGED: keys and values go to slots of a cache, else keys alone to their token's place.
     """
     follow(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    position = tl.load(positions + token).to(tl.int64)
-    half = tl.arange(0, BLOCK)
-    angles = cos_sin + position * angle_stride + half
-    cos = tl.load(angles, mask=half < DIM // 2, other=0.0)
-    sin = tl.load(angles + DIM // 2, mask=half < DIM // 2, other=0.0)
-    release(OVERLAPS)
     q_blocks = (Q_HEADS + BLOCK_H - 1) // BLOCK_H
+    k_blocks = (K_HEADS + BLOCK_H - 1) // BLOCK_H
+    entry = token
+    if PAGED:
+        entry = tl.load(slots + token).to(tl.int64)
     if block < q_blocks:
         _rotate(
             q + token * q_t_stride, q_to + token * (Q_HEADS * DIM), q_h_stride, DIM,
-            q_weight, cos, sin, eps, block * BLOCK_H, token >= 0,
-            HEADS=Q_HEADS, DIM=DIM, BLOCK=BLOCK, BLOCK_H=BLOCK_H, NORM=NORM,
+            q_weight, positions + token, cos_sin, angle_stride, eps, block * BLOCK_H, token >= 0,
+            HEADS=Q_HEADS, DIM=DIM, BLOCK=BLOCK, BLOCK_H=BLOCK_H, NORM=NORM, OVERLAPS=OVERLAPS,
         )  # fmt: skip
-    else:
-        entry = token
-        if PAGED:
-            entry = tl.load(slots + token).to(tl.int64)
+    elif block < q_blocks + k_blocks:
         _rotate(
             k + token * k_t_stride, k_to + entry * to_stride, k_h_stride, to_h_stride,
-            k_weight, cos, sin, eps, (block - q_blocks) * BLOCK_H, entry >= 0,
-            HEADS=K_HEADS, DIM=DIM, BLOCK=BLOCK, BLOCK_H=BLOCK_H, NORM=NORM,
+            k_weight, positions + token, cos_sin, angle_stride, eps,
+            (block - q_blocks) * BLOCK_H, entry >= 0,
+            HEADS=K_HEADS, DIM=DIM, BLOCK=BLOCK, BLOCK_H=BLOCK_H, NORM=NORM, OVERLAPS=OVERLAPS,
         )  # fmt: skip
-        if PAGED:
-            _copy(
-                v + token * v_t_stride, v_to + entry * to_stride, v_h_stride, to_h_stride,
-                (block - q_blocks) * BLOCK_H, entry >= 0,
-                HEADS=K_HEADS, DIM=DIM, BLOCK_D=2 * BLOCK, BLOCK_H=BLOCK_H,
-            )  # fmt: skip
+    elif PAGED:
+        _copy(
+            v + token * v_t_stride, v_to + entry * to_stride, v_h_stride, to_h_stride,
+            (block - q_blocks - k_blocks) * BLOCK_H, entry >= 0,
+            HEADS=K_HEADS, DIM=DIM, BLOCK_D=2 * BLOCK, BLOCK_H=BLOCK_H,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
