@@ -122,6 +122,10 @@ class Counted(Product):
         Counted.calls += 1
         return Product.add_rms_norm(self, *args)
 
+    def swiglu(self, x: Tensor) -> Tensor:
+        Counted.calls += 1
+        return Product.swiglu(self, x)
+
 
 def test_every_product_of_a_pass_is_the_one_that_was_chosen(tmp_path: Path) -> None:
     """Four a layer, in verifies and prompts alike, and the head's."""

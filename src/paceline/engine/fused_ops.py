@@ -2,7 +2,7 @@
 
 The arithmetic of the network's modules in fewer calls; a layer is
 
-    product   rope_write   attention   product and add_rms_norm   product   silu_mul   product and add_rms_norm
+    product   rope_write   attention   product and add_rms_norm   product and silu_mul   product and add_rms_norm
 
 where the modules call norms of heads, rope and cache write one by one. A layer ends with the norm that
 the next one begins with; its output, which may be tapped, is the stream that this norm stores anyway.
@@ -53,6 +53,10 @@ class Product:
         """Of the product [T, N] and the stream so far: the norm, and the stream with the product."""
         return ops.linear_add_rms_norm(x, self.weight, residual, norm_weight, eps, self.bias)
 
+    def swiglu(self, x: Tensor) -> Tensor:
+        """Of the product [T, 2I], gate and then up: silu(gate) * up, [T, I]."""
+        return ops.linear_swiglu(x, self.weight, self.bias)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
@@ -71,7 +75,7 @@ class _Layer:
 
 
 class OpsPass(FusedPass):
-    """Each layer as seven operators.
+    """Each layer as six operators.
 
     Args:
         net: the network's parts. Parameters may change in place, but not be exchanged.
@@ -121,7 +125,7 @@ class OpsPass(FusedPass):
             )
             x = attend.written(layer.site, q).flatten(1)
             normed, stream = layer.out.add_rms_norm(x, stream, layer.mlp_norm, eps)
-            x = ops.silu_mul(layer.gate_up(normed))
+            x = layer.gate_up.swiglu(normed)
             normed, stream = layer.down.add_rms_norm(x, stream, layer.next_norm, eps)
             if index in aux_layers:
                 taps[index] = stream

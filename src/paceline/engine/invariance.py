@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from paceline import ops
 from paceline.attention import choose
 from paceline.core.errors import ConfigError
 from paceline.engine.fused_ops import Product
@@ -55,6 +56,10 @@ class InvariantProduct(Product):
 
         weight = _plain(self.weight)
         return linear_add_rms_norm(x, weight, residual, norm_weight, eps, self.bias)
+
+    def swiglu(self, x: Tensor) -> Tensor:
+        """See `Product`."""
+        return ops.silu_mul(self(x))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

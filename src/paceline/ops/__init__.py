@@ -45,6 +45,7 @@ __all__ = [
     "linear",
     "linear_add_rms_norm",
     "linear_f32",
+    "linear_swiglu",
     "move_paths",
     "pack",
     "pick_places",
@@ -122,6 +123,16 @@ def linear_add_rms_norm(
         return add_rms_norm(linear(x, weight, bias), residual, norm_weight, eps)
     op = implementation("linear_add_rms_norm", _type(x), x.dtype)
     return cast("tuple[Tensor, Tensor]", op(x, weight, residual, norm_weight, eps))
+
+
+def linear_swiglu(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
+    """`silu_mul` of `linear`'s product: x [T, K], weight [2I, K] (gate, then up), bias [2I] -> [T, I].
+
+    See `reference.linear.linear_swiglu`; a bias is the product's.
+    """
+    if not isinstance(weight, Tensor) or bias is not None:
+        return silu_mul(linear(x, weight, bias))
+    return cast("Tensor", implementation("linear_swiglu", _type(x), x.dtype)(x, weight))
 
 
 def rope(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:

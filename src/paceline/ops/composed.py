@@ -18,3 +18,10 @@ def linear_add_rms_norm(
     product = implementation("linear", kind, x.dtype)(x, weight, None)
     found = implementation("add_rms_norm", kind, x.dtype)(product, residual, norm_weight, eps)
     return cast("tuple[Tensor, Tensor]", found)
+
+
+def linear_swiglu(x: Tensor, weight: Tensor) -> Tensor:
+    """See `reference.linear.linear_swiglu`."""
+    kind = x.device.type
+    product = implementation("linear", kind, x.dtype)(x, weight, None)
+    return cast("Tensor", implementation("silu_mul", kind, x.dtype)(product))

@@ -122,6 +122,7 @@ OPS: dict[str, tuple[Line, ...]] = {
         _triton("linear:linear_add_rms_norm"),
         Line(name="two operators", target="paceline.ops.composed:linear_add_rms_norm"),
     ),
+    "linear_swiglu": (Line(name="two operators", target="paceline.ops.composed:linear_swiglu"),),
     "pack_dense": (
         _native("dense:pack"),
         Line(name="plain tensor", target="paceline.ops.cpu.dense:plain"),

@@ -50,6 +50,19 @@ def test_on_a_cpu_it_is_its_two_parts(dtype: torch.dtype) -> None:
     torch.testing.assert_close(found, want, atol=5e-2, rtol=5e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_gated_product_on_a_cpu_is_its_two_parts(dtype: torch.dtype) -> None:
+    """Bit by bit, by whatever computes these: with a bias and packed weights too."""
+    x, weight = torch.randn(3, 64, dtype=dtype), torch.randn(96, 64, dtype=dtype) / 8
+    bias = torch.randn(96, dtype=dtype)
+    packed = ops.pack(weight, "8bit", dtype) if dtype != torch.float64 else weight
+    for matrix, add in ((weight, None), (weight, bias), (packed, None), (packed, bias)):
+        want = ops.silu_mul(ops.linear(x, matrix, add))
+        assert torch.equal(ops.linear_swiglu(x, matrix, add), want)
+    found, want = ops.linear_swiglu(x, weight), reference.linear_swiglu(x, weight)
+    torch.testing.assert_close(found, want, atol=5e-2, rtol=5e-2)
+
+
 def test_all_rows_up_to_sixteen_have_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a row's bits are the same; behind the last line is the library."""
     few, more = Tiles(block_n=64, block_k=128, split=4), Tiles(block_n=32, block_k=64)

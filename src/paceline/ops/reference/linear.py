@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from paceline.ops.reference.fused import add_rms_norm, wide
+from paceline.ops.reference.fused import add_rms_norm, silu_mul, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,3 +68,18 @@ def linear_add_rms_norm(
         [T, N] each, in the residual's dtype.
     """
     return add_rms_norm(linear(x, weight), residual, norm_weight, eps)
+
+
+def linear_swiglu(x: Tensor, weight: Tensor) -> Tensor:
+    """Return silu(gate) * up with [gate, up] = x @ weight.T, which is rounded to x's dtype.
+
+    `linear`, then `fused.silu_mul`.
+
+    Args:
+        x: [T, K].
+        weight: [2I, K] in x's dtype: gate's features, then up's.
+
+    Returns:
+        [T, I] in x's dtype.
+    """
+    return silu_mul(linear(x, weight))
