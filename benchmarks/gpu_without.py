@@ -49,7 +49,7 @@ SEED = 0
 OWN = frozenset({"triton", "own"})  # names of lines that are hidden; "own": a CPU's, for trials
 
 NORMS = ("rms_norm", "add_rms_norm")
-LINEAR = ("linear", "linear_f32", "linear_add_rms_norm")
+LINEAR = ("linear", "linear_f32", "linear_add_rms_norm", "linear_swiglu")
 BOOKKEEPING = (
     *("select", "verify_inputs", "draft_inputs", "pick_places", "judge", "advance", "compact"),
     *("move_paths", "chain", "emitted", "best_first"),
@@ -60,7 +60,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "norms": (*NORMS, "linear_add_rms_norm"),
     "joined norms": ("linear_add_rms_norm",),
     "rope_write": ("rope_write", "context_write", "rope", "kv_write"),
-    "silu_mul": ("silu_mul",),
+    "silu_mul": ("silu_mul", "linear_swiglu"),
     "bookkeeping": BOOKKEEPING,
     "pick": ("pick",),
     "candidates": CANDIDATES,

@@ -31,7 +31,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_every_own_operator_of_a_gpu_is_in_a_group(script: Any) -> None:
     """A new line of the dispatch table is measured too, or this says so."""
     own = {op for op, lines in dispatch.OPS.items() if any(x.name == "triton" for x in lines)}
-    assert set(script.HIDDEN) == own
+    assert own <= set(script.HIDDEN) <= set(dispatch.OPS)
 
 
 def test_definitions_are_had_for_the_time_of_the_context(script: Any) -> None:
